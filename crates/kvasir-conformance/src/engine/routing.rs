@@ -4,15 +4,17 @@ use crate::case::{Case, CaseError};
 use crate::compare::compare;
 use crate::engine::{about, list};
 use crate::outcome::Outcome;
-use kvasir_engine::{Balance, Charge, Coalescer, Coalescing, Load, LocalState, ReplicaState, Router};
+use kvasir_engine::{
+    Charge, Coalescer, Coalescing, Load, LocalState, ReplicaState, Route, RouteRequest, Router, RouterConfig,
+};
 use serde_json::{Value, json};
 
 /// `atom.dp_load_balance`: the replica chosen for each request.
 pub(crate) fn load_balance(case: &Case) -> Result<Outcome, CaseError> {
-    balance(case).map_err(about(case))
+    route(case).map_err(about(case))
 }
 
-fn balance(case: &Case) -> Result<Outcome, String> {
+fn route(case: &Case) -> Result<Outcome, String> {
     let given = case.body.get("given").ok_or("field `given` is missing")?;
     let expected = case.body.get("expected").ok_or("field `expected` is missing")?;
     let ranks = given["ranks"]
@@ -20,24 +22,34 @@ fn balance(case: &Case) -> Result<Outcome, String> {
         .filter(|ranks| (1..=4096).contains(ranks))
         .ok_or("`ranks` is out of range")?;
     let weight = given["request_weight"].as_u64().unwrap_or(0);
-    let balance = match given["strategy"].as_str() {
-        Some("round_robin") => Balance::RoundRobin,
-        Some("least_tokens") => Balance::LeastTokens { request_weight: weight },
-        Some("least_requests") | None => Balance::LeastRequests,
+    let route = match given["strategy"].as_str() {
+        Some("round_robin") => Route::RoundRobin,
+        Some("least_tokens") => Route::LeastTokens,
+        Some("least_requests") | None => Route::LeastRequests,
         Some(other) => return Err(format!("unknown strategy `{other}`")),
     };
     let start = |key: &str, i: usize| given[key][i].as_u64().unwrap_or(0);
     let loads =
         (0..ranks as usize).map(|i| Load { requests: start("in_flight", i), tokens: start("tokens", i) });
-    let mut router = Router::with_loads(balance, loads.collect());
+    let config = RouterConfig { request_weight: weight, ..RouterConfig::new(route) };
+    let mut router = Router::with_loads(config, loads.collect());
     let requests = list(given, "requests")?;
     let size = |request: &Value| request.as_u64().or_else(|| request["tokens"].as_u64()).unwrap_or(1);
     let rank = |request: &Value| request["rank"].as_u64().map(|rank| rank as usize);
-    let sizes_and_ranks: Vec<_> = requests.iter().map(|request| (size(request), rank(request))).collect();
+    // The recorded requests are counts of tokens.
+    let request = |request: &Value| RouteRequest {
+        tokens: size(request),
+        requested: rank(request),
+        ..RouteRequest::default()
+    };
+    let group: Vec<RouteRequest<'_>> = requests.iter().map(request).collect();
     let gone = given["fail_rank"].as_u64();
-    let sent = router.send_all(&sizes_and_ranks, |_, charge| {
-        if gone == Some(charge.replica() as u64) { Err(()) } else { Ok(()) }
-    });
+    let sent = router.send_all(
+        &group,
+        |_, charge| {
+            if gone == Some(charge.replica() as u64) { Err(()) } else { Ok(()) }
+        },
+    );
     let (charges, error) = match sent {
         Ok((charges, failed)) => (charges, failed.is_some()),
         Err(_) => (Vec::new(), true),

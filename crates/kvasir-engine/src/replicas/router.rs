@@ -1,48 +1,25 @@
-//! Load balancing over data-parallel replicas: picks a replica per request and tracks outstanding
-//! requests and prompt tokens. Pure logic over counters.
+//! Routing over data-parallel replicas: picks a replica per request and tracks outstanding requests
+//! and prompt tokens. Pure logic over counters and block hashes.
 //!
-//! Invariant: every `Charge` is released exactly once, when its request has ended or could not be
-//! sent.
+//! [`Route::Prefix`]:
+//!
+//! 1. Hash the prompt's blocks and follow the chain as far as any replica holds it. The replicas'
+//!    KV events say what they hold ([`Router::apply`]); blocks of an outstanding prompt count as held
+//!    by its replica from the pick on, so that requests with one new prefix meet on one replica.
+//! 2. Of the replicas that hold the longest prefix, take the least loaded, if it is within the
+//!    [`Imbalance`](crate::Imbalance). Else find the longest shorter prefix with such a replica, by
+//!    binary search: the holders of a prefix also hold all shorter ones.
+//! 3. Without any: the replica of the session if it is within the imbalance, else the least loaded.
+//!
+//! Cost of a pick: linear in the prompt, and logarithmic in the replicas. Invariant: every `Charge`
+//! is released exactly once, when its request has ended or could not be sent. Guarded by
+//! `replicas/tests.rs`, against a naive model.
 
-use serde::{Deserialize, Serialize};
-use std::fmt;
-
-/// Load-balancing policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Balance {
-    /// Round robin.
-    RoundRobin,
-    /// Fewest outstanding requests, then fewest prompt tokens.
-    #[default]
-    LeastRequests,
-    /// Fewest outstanding prompt tokens, plus `request_weight` per request.
-    LeastTokens {
-        /// Additional tokens counted per request.
-        request_weight: u64,
-    },
-}
-
-/// Error: there is no replica with this index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnknownReplica(pub usize);
-
-impl fmt::Display for UnknownReplica {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "data_parallel_rank: no replica {}", self.0)
-    }
-}
-
-impl std::error::Error for UnknownReplica {}
-
-/// Outstanding load of a replica.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Load {
-    /// Outstanding requests.
-    pub requests: u64,
-    /// Prompt tokens of these.
-    pub tokens: u64,
-}
+use crate::replicas::load_order::{Load, LoadKey, LoadOrder};
+use crate::replicas::prefix_map::PrefixMap;
+use crate::replicas::route::{Route, RouteError, RouteRequest, RouterConfig};
+use crate::replicas::session_map::SessionMap;
+use kvasir_kv::{KvEvent, prefix_hashes};
 
 /// The load charged for one request. Pass it to [`Router::release`] once, when the request has
 /// ended or could not be sent.
@@ -51,6 +28,8 @@ pub struct Load {
 pub struct Charge {
     replica: usize,
     tokens: u64,
+    /// Blocks that the request is expected to add to its replica's prefix cache.
+    expected: Vec<u64>,
 }
 
 impl Charge {
@@ -60,62 +39,52 @@ impl Charge {
     }
 }
 
-/// INTERIM
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub struct RouteRequest<'a> {
-    pub prompt: &'a [u32],
-    pub tokens: u64,
-    pub salt: u64,
-    pub session: Option<crate::SessionId>,
-    pub requested: Option<usize>,
-}
-
-/// Load balancer over replicas.
+/// Router over replicas.
 #[derive(Clone, Debug)]
 pub struct Router {
-    balance: Balance,
+    config: RouterConfig,
     loads: Vec<Load>,
-    unavailable: Vec<bool>,
+    /// Available replicas by load.
+    order: LoadOrder,
     /// Start of the search; rotates, so that ties are broken round-robin.
     start: usize,
+    /// Blocks in the replicas' prefix caches.
+    stored: PrefixMap,
+    /// Blocks of outstanding prompts.
+    expected: PrefixMap,
+    sessions: SessionMap,
+    /// Block hashes of the newest prompt.
+    hashes: Vec<u64>,
 }
 
 impl Router {
     /// A router over `replicas` idle replicas; 0 counts as 1.
-    pub fn new(balance: Balance, replicas: usize) -> Self {
-        Self::with_loads(balance, vec![Load::default(); replicas.max(1)])
+    pub fn new(config: RouterConfig, replicas: usize) -> Self {
+        Self::with_loads(config, vec![Load::default(); replicas.max(1)])
     }
 
     /// A router over replicas with existing load; an empty list means one idle replica.
-    pub fn with_loads(balance: Balance, mut loads: Vec<Load>) -> Self {
+    pub fn with_loads(config: RouterConfig, mut loads: Vec<Load>) -> Self {
         if loads.is_empty() {
             loads.push(Load::default());
         }
-        Self { balance, unavailable: vec![false; loads.len()], loads, start: 0 }
-    }
-
-    /// INTERIM
-    pub fn set_available(&mut self, replica: usize, available: bool) {
-        self.unavailable[replica] = !available;
-    }
-
-    /// INTERIM
-    pub fn load(&self, replica: usize) -> Option<Load> {
-        self.loads.get(replica).copied()
-    }
-
-    /// INTERIM
-    pub fn route(&mut self, request: &RouteRequest<'_>) -> Result<Charge, UnknownReplica> {
-        if self.unavailable.iter().all(|one| *one) {
-            return Err(UnknownReplica(0));
+        let mut order = LoadOrder::default();
+        (0..).zip(&loads).for_each(|(replica, load)| order.insert(key(&config, load), replica));
+        Self {
+            config,
+            loads,
+            order,
+            start: 0,
+            stored: PrefixMap::default(),
+            expected: PrefixMap::default(),
+            sessions: SessionMap::default(),
+            hashes: Vec::new(),
         }
-        let requested = request.requested.filter(|replica| !self.unavailable[*replica]);
-        let requested = requested.or_else(|| {
-            let free = (0..self.loads.len()).filter(|replica| !self.unavailable[*replica]);
-            free.min_by_key(|replica| self.loads[*replica].requests)
-        });
-        self.pick(request.tokens, requested)
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &RouterConfig {
+        &self.config
     }
 
     /// Outstanding load by replica.
@@ -123,61 +92,206 @@ impl Router {
         &self.loads
     }
 
-    /// Picks a replica for a prompt of `tokens`, or the requested one, and charges it. On error
-    /// nothing is charged.
-    pub fn pick(&mut self, tokens: u64, requested: Option<usize>) -> Result<Charge, UnknownReplica> {
-        let replica = match requested {
-            Some(replica) if replica < self.loads.len() => replica,
-            Some(replica) => return Err(UnknownReplica(replica)),
-            None => self.best(),
-        };
-        let load = &mut self.loads[replica];
-        load.requests = load.requests.saturating_add(1);
-        load.tokens = load.tokens.saturating_add(tokens);
-        Ok(Charge { replica, tokens })
+    /// Whether a replica may be picked.
+    pub fn is_available(&self, replica: usize) -> bool {
+        self.loads
+            .get(replica)
+            .is_some_and(|load| self.order.contains(key(&self.config, load), replica as u32))
     }
 
-    /// The least loaded replica; ties go to the first from a start that advances by one per pick.
-    fn best(&mut self) -> usize {
-        let count = self.loads.len();
-        let from = self.start;
-        self.start = (from + 1) % count;
-        let balance = self.balance;
-        let weight = |load: &Load| match balance {
-            Balance::RoundRobin => (0, 0),
-            Balance::LeastRequests => (load.requests, load.tokens),
-            Balance::LeastTokens { request_weight } => {
-                (load.tokens.saturating_add(request_weight.saturating_mul(load.requests)), 0)
+    /// Number of distinct blocks that the replicas hold, as far as their KV events say.
+    pub fn known_blocks(&self) -> usize {
+        self.stored.len()
+    }
+
+    /// Sets whether a replica may be picked; all may at first. Its outstanding load stays. Ignores
+    /// unknown replicas.
+    pub fn set_available(&mut self, replica: usize, is_available: bool) {
+        let Some(load) = self.loads.get(replica) else { return };
+        let key = key(&self.config, load);
+        if is_available {
+            self.order.insert(key, replica as u32);
+        } else {
+            self.order.remove(key, replica as u32);
+        }
+    }
+
+    /// Applies a KV event of a replica; events must come in order. Only [`Route::Prefix`] uses them.
+    pub fn apply(&mut self, replica: usize, event: &KvEvent) {
+        if self.config.route != Route::Prefix || replica >= self.loads.len() {
+            return;
+        }
+        let replica = replica as u32;
+        match event {
+            KvEvent::BlockStored { hashes, .. } => {
+                hashes.iter().for_each(|&hash| self.stored.set(hash, replica));
             }
+            KvEvent::BlockRemoved { hashes } => {
+                hashes.iter().for_each(|&hash| self.stored.remove(hash, replica));
+            }
+            KvEvent::AllBlocksCleared => self.stored.clear(replica),
+        }
+    }
+
+    /// Forgets what a replica holds, because it starts anew with an empty prefix cache.
+    pub fn restarted(&mut self, replica: usize) {
+        self.apply(replica, &KvEvent::AllBlocksCleared);
+    }
+
+    /// Picks a replica for a request, or the requested one, and charges it. On error nothing is
+    /// charged.
+    pub fn pick(&mut self, request: &RouteRequest<'_>) -> Result<Charge, RouteError> {
+        let has_prefixes = self.config.route == Route::Prefix;
+        self.hashes.clear();
+        if has_prefixes {
+            // The last token is always computed, because its logits are needed.
+            let reusable = &request.prompt[..request.prompt.len().saturating_sub(1)];
+            self.hashes.extend(prefix_hashes(reusable, request.salt, self.config.block_size));
+        }
+        let (replica, held) = match request.requested {
+            Some(replica) if self.is_available(replica) => (replica, 0),
+            Some(replica) if replica < self.loads.len() => return Err(RouteError::Unavailable(replica)),
+            Some(replica) => return Err(RouteError::UnknownReplica(replica)),
+            None => self.choose(request)?,
         };
-        let order = (0..count).map(|i| (from + i) % count);
-        order.min_by_key(|replica| weight(&self.loads[*replica])).unwrap_or(0)
+        if let Some(session) = request.session
+            && (has_prefixes || self.config.route == Route::Session)
+        {
+            self.sessions.set(session, replica as u32);
+        }
+        let expected = self.hashes[held..].to_vec();
+        expected.iter().for_each(|&hash| self.expected.add(hash, replica as u32));
+        self.charge(replica, |load| Load {
+            requests: load.requests.saturating_add(1),
+            tokens: load.tokens.saturating_add(request.tokens),
+        });
+        Ok(Charge { replica, tokens: request.tokens, expected })
+    }
+
+    /// The replica of the policy, and the leading blocks of the prompt that it was chosen for.
+    fn choose(&mut self, request: &RouteRequest<'_>) -> Result<(usize, usize), RouteError> {
+        let own = request.session.and_then(|session| self.sessions.replica(session));
+        let own = own.filter(|&replica| self.is_available(replica as usize));
+        match self.config.route {
+            Route::Prefix => {
+                if let Some(chosen) = self.longest_prefix() {
+                    return Ok(chosen);
+                }
+                if let Some(own) = own.filter(|&own| self.loads[own as usize].requests <= self.most()) {
+                    return Ok((own as usize, 0));
+                }
+            }
+            Route::Session => {
+                if let Some(own) = own {
+                    return Ok((own as usize, 0));
+                }
+            }
+            Route::RoundRobin | Route::LeastRequests | Route::LeastTokens => {}
+        }
+        self.least_loaded().map(|replica| (replica, 0))
+    }
+
+    /// The least loaded replica; ties go to the first from a start that advances by one per pick,
+    /// under round robin past the replica picked.
+    fn least_loaded(&mut self) -> Result<usize, RouteError> {
+        let from = self.start;
+        let least = self.order.least(from as u32).ok_or(RouteError::NoneAvailable)? as usize;
+        let passed = if self.config.route == Route::RoundRobin { least } else { from };
+        self.start = (passed + 1) % self.loads.len();
+        Ok(least)
+    }
+
+    /// Most outstanding requests of a replica that is chosen for its prefix.
+    fn most(&self) -> u64 {
+        self.order.iter().next().map_or(0, |((requests, _), _)| self.config.imbalance.most(requests))
+    }
+
+    /// The least loaded replica of those that hold the longest prefix of the newest prompt, within
+    /// the imbalance, and the number of blocks.
+    fn longest_prefix(&self) -> Option<(usize, usize)> {
+        let is_held =
+            |hash: &u64| !self.stored.holders(*hash).is_empty() || !self.expected.holders(*hash).is_empty();
+        let matched = self.hashes.iter().take_while(|hash| is_held(hash)).count();
+        let most = self.most();
+        let holder = |blocks: usize| {
+            let hash = *self.hashes.get(blocks.checked_sub(1)?)?;
+            let of = |map: &PrefixMap| self.least_loaded_of(map.holders(hash));
+            let least = of(&self.stored).into_iter().chain(of(&self.expected)).min()?;
+            Some((least.1 as usize, blocks)).filter(|_| least.0.0 <= most)
+        };
+        let mut best = holder(matched);
+        if best.is_none() {
+            // Invariant: some replica within the imbalance holds `low` blocks, and none `high`.
+            let (mut low, mut high) = (0, matched);
+            while low + 1 < high {
+                let middle = low.midpoint(high);
+                match holder(middle) {
+                    Some(found) => (best, low) = (Some(found), middle),
+                    None => high = middle,
+                }
+            }
+        }
+        best
+    }
+
+    /// The least loaded available replica of a sorted list. Reads the shorter of the list and the
+    /// order of loads up to a hit, which is the sooner the longer the list is.
+    fn least_loaded_of(&self, holders: &[u32]) -> Option<(LoadKey, u32)> {
+        let available = self.order.len();
+        if holders.len().saturating_mul(holders.len()) > available {
+            return self.order.iter().find(|(_, replica)| holders.binary_search(replica).is_ok());
+        }
+        let keyed = holders.iter().map(|&replica| (self.key_of(replica), replica));
+        keyed.filter(|&(key, replica)| self.order.contains(key, replica)).min()
+    }
+
+    fn key_of(&self, replica: u32) -> LoadKey {
+        self.loads.get(replica as usize).map_or((0, 0), |load| key(&self.config, load))
+    }
+
+    /// Changes the load of a replica, and its place in the order if it is available.
+    fn charge(&mut self, replica: usize, change: impl FnOnce(Load) -> Load) {
+        let Some(load) = self.loads.get_mut(replica) else { return };
+        let before = key(&self.config, load);
+        *load = change(*load);
+        let after = key(&self.config, load);
+        if before != after && self.order.contains(before, replica as u32) {
+            self.order.remove(before, replica as u32);
+            self.order.insert(after, replica as u32);
+        }
     }
 
     /// Releases a charge.
     pub fn release(&mut self, charge: Charge) {
-        if let Some(load) = self.loads.get_mut(charge.replica) {
-            load.requests = load.requests.saturating_sub(1);
-            load.tokens = load.tokens.saturating_sub(charge.tokens);
-        }
+        let Charge { replica, tokens, expected } = charge;
+        expected.into_iter().for_each(|hash| self.expected.remove(hash, replica as u32));
+        self.charge(replica, |load| Load {
+            requests: load.requests.saturating_sub(1),
+            tokens: load.tokens.saturating_sub(tokens),
+        });
     }
 
-    /// Routes and sends a group of requests in order, each given as (tokens, requested replica).
+    /// Routes and sends a group of requests in order.
     ///
     /// At the first failed send, that charge and all later ones are rolled back; the charges
-    /// already sent are returned with the error. If any requested replica does not exist, nothing
-    /// is charged.
+    /// already sent are returned with the error. If a request has no replica, nothing is charged.
     pub fn send_all<E>(
         &mut self,
-        requests: &[(u64, Option<usize>)],
+        requests: &[RouteRequest<'_>],
         mut send: impl FnMut(usize, &Charge) -> Result<(), E>,
-    ) -> Result<(Vec<Charge>, Option<E>), UnknownReplica> {
-        let requested = requests.iter().filter_map(|(_, requested)| *requested);
-        if let Some(unknown) = requested.into_iter().find(|replica| *replica >= self.loads.len()) {
-            return Err(UnknownReplica(unknown));
+    ) -> Result<(Vec<Charge>, Option<E>), RouteError> {
+        let mut picked = Vec::with_capacity(requests.len());
+        let start = self.start;
+        for request in requests {
+            match self.pick(request) {
+                Ok(charge) => picked.push(charge),
+                Err(error) => {
+                    picked.into_iter().for_each(|charge| self.release(charge));
+                    self.start = start;
+                    return Err(error);
+                }
+            }
         }
-        let picked = requests.iter().map(|(tokens, requested)| self.pick(*tokens, *requested));
-        let picked = picked.collect::<Result<Vec<Charge>, _>>()?;
         let (mut sent, mut failed) = (Vec::new(), None);
         for (i, charge) in picked.into_iter().enumerate() {
             if failed.is_some() {
@@ -196,51 +310,13 @@ impl Router {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn picks(router: &mut Router, tokens: &[u64]) -> Vec<usize> {
-        let charges = tokens.iter().map(|tokens| router.pick(*tokens, None));
-        charges.map(|charge| charge.unwrap().replica()).collect()
-    }
-
-    #[test]
-    fn ties_rotate() {
-        let mut router = Router::new(Balance::LeastRequests, 3);
-        assert_eq!(picks(&mut router, &[0, 0, 0, 0]), [0, 1, 2, 0]);
-        assert_eq!(picks(&mut Router::new(Balance::RoundRobin, 2), &[9, 9, 9]), [0, 1, 0]);
-    }
-
-    #[test]
-    fn request_weight_adds_to_tokens() {
-        let loads = vec![Load { requests: 3, tokens: 10 }, Load { requests: 1, tokens: 100 }];
-        let mut light = Router::with_loads(Balance::LeastTokens { request_weight: 0 }, loads.clone());
-        let mut heavy = Router::with_loads(Balance::LeastTokens { request_weight: 100 }, loads);
-        assert_eq!((picks(&mut light, &[1]), picks(&mut heavy, &[1])), (vec![0], vec![1]));
-    }
-
-    #[test]
-    fn failed_send_rolls_back_it_and_later_charges() {
-        let mut router = Router::new(Balance::LeastRequests, 3);
-        let send = |i: usize, _: &Charge| if i == 1 { Err("gone") } else { Ok(()) };
-        let (sent, failed) = router.send_all(&[(5, None); 3], send).unwrap();
-        assert_eq!((sent.len(), failed), (1, Some("gone")));
-        let used: Vec<u64> = router.loads().iter().map(|load| load.requests).collect();
-        assert_eq!(used, [1, 0, 0]);
-        sent.into_iter().for_each(|charge| router.release(charge));
-        assert!(router.loads().iter().all(|load| *load == Load::default()));
-    }
-
-    #[test]
-    fn groups_may_request_existing_replicas() {
-        let mut router = Router::new(Balance::LeastRequests, 3);
-        let send = |_: usize, charge: &Charge| if charge.replica() == 1 { Err(()) } else { Ok(()) };
-        assert_eq!(router.send_all(&[(5, None), (5, Some(3))], send), Err(UnknownReplica(3)));
-        assert!(router.loads().iter().all(|load| *load == Load::default()));
-        let (sent, failed) = router.send_all(&[(5, Some(2)), (6, Some(1)), (7, None)], send).unwrap();
-        assert_eq!((sent.len(), failed), (1, Some(())));
-        let used: Vec<u64> = router.loads().iter().map(|load| load.tokens).collect();
-        assert_eq!(used, [0, 0, 5]);
+/// What the policy compares loads by.
+fn key(config: &RouterConfig, load: &Load) -> LoadKey {
+    match config.route {
+        Route::RoundRobin => (0, 0),
+        Route::LeastRequests | Route::Prefix | Route::Session => (load.requests, load.tokens),
+        Route::LeastTokens => {
+            (load.tokens.saturating_add(config.request_weight.saturating_mul(load.requests)), 0)
+        }
     }
 }

@@ -1,0 +1,308 @@
+//! Routing against a naive model that scans all replicas, and the rules of each policy.
+
+use crate::replicas::load_order::Load;
+use crate::replicas::route::{Imbalance, Route, RouteError, RouteRequest, RouterConfig};
+use crate::replicas::router::{Charge, Router};
+use crate::request::ids::SessionId;
+use kvasir_kv::{KvEvent, Token, prefix_hashes};
+use kvasir_testkit::{Random, rounds};
+use std::collections::{HashMap, HashSet};
+
+/// Tokens per block.
+const BLOCK: usize = 2;
+
+fn router(route: Route, replicas: usize) -> Router {
+    Router::new(RouterConfig { block_size: BLOCK as u32, ..RouterConfig::new(route) }, replicas)
+}
+
+fn sized(tokens: u64) -> RouteRequest<'static> {
+    RouteRequest { tokens, ..RouteRequest::default() }
+}
+
+fn picks(router: &mut Router, tokens: &[u64]) -> Vec<usize> {
+    let charges = tokens.iter().map(|tokens| router.pick(&sized(*tokens)));
+    charges.map(|charge| charge.unwrap().replica()).collect()
+}
+
+/// The event of a replica that has stored the blocks of a prompt of tenant 0.
+fn stored(prompt: &[Token]) -> KvEvent {
+    let hashes: Vec<u64> = prefix_hashes(prompt, 0, BLOCK as u32).collect();
+    let tokens = prompt[..hashes.len() * BLOCK].to_vec();
+    KvEvent::BlockStored { hashes, parent: None, tokens, block_size: BLOCK as u32 }
+}
+
+#[test]
+fn routes_are_named_as_they_parse() {
+    for &route in Route::ALL {
+        assert_eq!(route.to_string().parse(), Ok(route));
+    }
+    let error = "fastest".parse::<Route>().unwrap_err().to_string();
+    assert!(error.contains("`fastest`") && error.contains("least-tokens"), "{error}");
+}
+
+#[test]
+fn ties_rotate() {
+    let mut router = router(Route::LeastRequests, 3);
+    assert_eq!(picks(&mut router, &[0, 0, 0, 0]), [0, 1, 2, 0]);
+    assert_eq!(picks(&mut self::router(Route::RoundRobin, 2), &[9, 9, 9]), [0, 1, 0]);
+}
+
+#[test]
+fn round_robin_spreads_evenly_over_available_replicas() {
+    let mut router = router(Route::RoundRobin, 4);
+    router.set_available(1, false);
+    assert_eq!(picks(&mut router, &[0; 6]), [0, 2, 3, 0, 2, 3]);
+    router.set_available(1, true);
+    assert_eq!(picks(&mut router, &[0; 4]), [0, 1, 2, 3]);
+}
+
+#[test]
+fn request_weight_adds_to_tokens() {
+    let loads = vec![Load { requests: 3, tokens: 10 }, Load { requests: 1, tokens: 100 }];
+    let config = RouterConfig::new(Route::LeastTokens);
+    let mut light = Router::with_loads(config, loads.clone());
+    let mut heavy = Router::with_loads(RouterConfig { request_weight: 100, ..config }, loads);
+    assert_eq!((picks(&mut light, &[1]), picks(&mut heavy, &[1])), (vec![0], vec![1]));
+}
+
+#[test]
+fn failed_send_rolls_back_it_and_later_charges() {
+    let mut router = router(Route::LeastRequests, 3);
+    let send = |i: usize, _: &Charge| if i == 1 { Err("gone") } else { Ok(()) };
+    let (sent, failed) = router.send_all(&[sized(5); 3], send).unwrap();
+    assert_eq!((sent.len(), failed), (1, Some("gone")));
+    let used: Vec<u64> = router.loads().iter().map(|load| load.requests).collect();
+    assert_eq!(used, [1, 0, 0]);
+    sent.into_iter().for_each(|charge| router.release(charge));
+    assert!(router.loads().iter().all(|load| *load == Load::default()));
+}
+
+#[test]
+fn groups_may_request_existing_replicas() {
+    let mut router = router(Route::LeastRequests, 3);
+    let on = |tokens, requested| RouteRequest { requested, ..sized(tokens) };
+    let send = |_: usize, charge: &Charge| if charge.replica() == 1 { Err(()) } else { Ok(()) };
+    let unknown = router.send_all(&[on(5, None), on(5, Some(3))], send);
+    assert_eq!(unknown, Err(RouteError::UnknownReplica(3)));
+    assert!(router.loads().iter().all(|load| *load == Load::default()));
+    let group = [on(5, Some(2)), on(6, Some(1)), on(7, None)];
+    let (sent, failed) = router.send_all(&group, send).unwrap();
+    assert_eq!((sent.len(), failed), (1, Some(())));
+    let used: Vec<u64> = router.loads().iter().map(|load| load.tokens).collect();
+    assert_eq!(used, [0, 0, 5]);
+}
+
+#[test]
+fn a_pick_fails_only_if_no_replica_is_available() {
+    for &route in Route::ALL {
+        let mut router = router(route, 2);
+        router.set_available(0, false);
+        assert_eq!(router.pick(&sized(1)).unwrap().replica(), 1, "{route}");
+        let on = |replica| RouteRequest { requested: Some(replica), ..sized(1) };
+        assert_eq!(router.pick(&on(0)), Err(RouteError::Unavailable(0)));
+        router.set_available(1, false);
+        assert_eq!(router.pick(&sized(1)), Err(RouteError::NoneAvailable));
+        assert_eq!(router.loads()[1], Load { requests: 1, tokens: 1 }, "a refused pick charges nothing");
+        router.set_available(0, true);
+        assert_eq!(router.pick(&sized(1)).unwrap().replica(), 0);
+    }
+}
+
+#[test]
+fn a_session_stays_on_its_replica() {
+    let mut router = router(Route::Session, 3);
+    let of = |session| RouteRequest { session: Some(SessionId(session)), ..sized(1) };
+    let first = router.pick(&of(7)).unwrap().replica();
+    assert!(picks(&mut router, &[1, 1, 1]).contains(&first));
+    for _ in 0..5 {
+        assert_eq!(router.pick(&of(7)).unwrap().replica(), first);
+    }
+    router.set_available(first, false);
+    let next = router.pick(&of(7)).unwrap().replica();
+    assert_ne!(next, first);
+    router.set_available(first, true);
+    assert_eq!(router.pick(&of(7)).unwrap().replica(), next, "its prefix is there now");
+}
+
+#[test]
+fn requests_with_one_new_prefix_meet_on_one_replica() {
+    let mut router = router(Route::Prefix, 4);
+    let prompt: Vec<Token> = (0..20).collect();
+    let first = router.pick(&RouteRequest::new(&prompt, 0)).unwrap();
+    let other: Vec<Token> = (50..70).collect();
+    assert_ne!(router.pick(&RouteRequest::new(&other, 0)).unwrap().replica(), first.replica());
+    assert_eq!(router.pick(&RouteRequest::new(&prompt, 0)).unwrap().replica(), first.replica());
+    // Tenants share nothing.
+    assert_ne!(router.pick(&RouteRequest::new(&prompt, 1)).unwrap().replica(), first.replica());
+}
+
+#[test]
+fn an_overloaded_replica_is_not_chosen_for_its_prefix() {
+    let imbalance = Imbalance { requests: 2, factor: 1.5 };
+    let config = RouterConfig { block_size: 2, imbalance, ..RouterConfig::new(Route::Prefix) };
+    let mut router = Router::new(config, 3);
+    let prompt: Vec<Token> = (0..20).collect();
+    router.apply(1, &stored(&prompt));
+    router.apply(2, &stored(&prompt[..8]));
+    let mut pick = || router.pick(&RouteRequest::new(&prompt, 0)).unwrap().replica();
+    // Replica 1 holds all of it, up to two requests more than replica 0 has; then 2, which holds less.
+    assert_eq!([pick(), pick(), pick()], [1, 1, 1]);
+    assert_eq!([pick(), pick(), pick()], [2, 2, 2]);
+    assert_eq!(pick(), 0);
+    router.restarted(1);
+    assert_eq!(router.known_blocks(), 4);
+}
+
+/// A routed request of the model.
+struct Outstanding {
+    charge: Charge,
+    prompt: Vec<Token>,
+}
+
+/// Replicas as prefix sets, scanned as a whole for each pick.
+#[derive(Default)]
+struct Naive {
+    loads: Vec<Load>,
+    available: Vec<bool>,
+    /// Prefixes in whole blocks in the cache of each replica.
+    stored: Vec<HashSet<Vec<Token>>>,
+    outstanding: Vec<Outstanding>,
+    sessions: HashMap<SessionId, usize>,
+    start: usize,
+}
+
+/// Prefixes of a prompt in whole blocks, without its last token.
+fn prefixes(prompt: &[Token]) -> impl DoubleEndedIterator<Item = &[Token]> {
+    (1..=(prompt.len() - 1) / BLOCK).map(|blocks| &prompt[..blocks * BLOCK])
+}
+
+impl Naive {
+    /// Whether an outstanding request of a replica has this prefix.
+    fn is_in_use(&self, replica: usize, prefix: &[Token]) -> bool {
+        let mut own = self.outstanding.iter().filter(|one| one.charge.replica() == replica);
+        own.any(|one| prefixes(&one.prompt).any(|other| other == prefix))
+    }
+
+    fn pick(&mut self, config: &RouterConfig, request: &RouteRequest<'_>) -> Option<usize> {
+        let available = |replica: &usize| self.available[*replica];
+        let all = || (0..self.loads.len()).filter(available);
+        let key = |replica: usize| {
+            let Load { requests, tokens } = self.loads[replica];
+            match config.route {
+                Route::RoundRobin => (0, 0),
+                Route::LeastTokens => (tokens + config.request_weight * requests, 0),
+                _ => (requests, tokens),
+            }
+        };
+        let most = all().map(|replica| self.loads[replica].requests).min()?;
+        let most = config.imbalance.most(most);
+        let fits = |replica: &usize| self.loads[*replica].requests <= most;
+        let own = request.session.and_then(|session| self.sessions.get(&session).copied()).filter(available);
+        if config.route == Route::Prefix {
+            for prefix in prefixes(request.prompt).rev() {
+                let holds = |r: &usize| self.stored[*r].contains(prefix) || self.is_in_use(*r, prefix);
+                let best = all().filter(holds).filter(fits).min_by_key(|&replica| (key(replica), replica));
+                if best.is_some() {
+                    return best;
+                }
+            }
+            if let Some(own) = own.filter(fits) {
+                return Some(own);
+            }
+        }
+        if let (Route::Session, Some(own)) = (config.route, own) {
+            return Some(own);
+        }
+        let count = self.loads.len();
+        let cyclic = |replica: usize| (replica + count - self.start) % count;
+        let best = all().min_by_key(|&replica| (key(replica), cyclic(replica)));
+        let passed = best.filter(|_| config.route == Route::RoundRobin).unwrap_or(self.start);
+        self.start = (passed + 1) % count;
+        best
+    }
+}
+
+#[test]
+fn picks_are_those_of_a_naive_model() {
+    for seed in 0..rounds(300) {
+        let mut random = Random::new(seed);
+        let replicas = 1 + random.below(if seed % 4 == 0 { 40 } else { 6 }) as usize;
+        let config = RouterConfig {
+            request_weight: random.below(9),
+            block_size: BLOCK as u32,
+            imbalance: Imbalance { requests: random.below(6), factor: 1.0 + random.below(3) as f64 / 2.0 },
+            ..RouterConfig::new(Route::ALL[seed as usize % Route::ALL.len()])
+        };
+        let mut router = Router::new(config, replicas);
+        let mut naive = Naive {
+            loads: vec![Load::default(); replicas],
+            available: vec![true; replicas],
+            stored: vec![HashSet::new(); replicas],
+            ..Naive::default()
+        };
+        for _ in 0..200 {
+            step(&mut router, &mut naive, &mut random);
+            assert_eq!(router.loads(), naive.loads);
+        }
+        while !naive.outstanding.is_empty() {
+            finish(&mut router, &mut naive, 0);
+        }
+        let held: HashSet<&Vec<Token>> = naive.stored.iter().flatten().collect();
+        let expected = if config.route == Route::Prefix { held.len() } else { 0 };
+        assert_eq!(router.known_blocks(), expected, "seed {seed}");
+    }
+}
+
+fn step(router: &mut Router, naive: &mut Naive, random: &mut Random) {
+    let replica = random.below(naive.loads.len() as u64) as usize;
+    match random.below(20) {
+        0..10 => {
+            let prompt: Vec<Token> = (0..1 + random.below(16)).map(|_| random.below(2) as Token).collect();
+            let session = Some(SessionId(random.below(5))).filter(|session| session.0 > 0);
+            let request = RouteRequest { session, ..RouteRequest::new(&prompt, 0) };
+            let (config, expected) = (*router.config(), naive.pick(&router.config().clone(), &request));
+            let Ok(charge) = router.pick(&request) else { return assert_eq!(expected, None) };
+            assert_eq!(Some(charge.replica()), expected, "{config:?} {:?}", naive.loads);
+            let load = &mut naive.loads[charge.replica()];
+            (load.requests, load.tokens) = (load.requests + 1, load.tokens + prompt.len() as u64);
+            session.map(|session| naive.sessions.insert(session, charge.replica()));
+            naive.outstanding.push(Outstanding { charge, prompt });
+        }
+        10..16 if !naive.outstanding.is_empty() => {
+            let at = random.below(naive.outstanding.len() as u64) as usize;
+            finish(router, naive, at);
+        }
+        16..18 => {
+            // A cache evicts leaves that no request uses.
+            let leaf = naive.stored[replica].iter().find(|prefix| {
+                let is_longer = |other: &&Vec<Token>| other.len() > prefix.len() && other.starts_with(prefix);
+                !naive.is_in_use(replica, prefix) && !naive.stored[replica].iter().any(|p| is_longer(&p))
+            });
+            if let Some(leaf) = leaf.cloned() {
+                naive.stored[replica].remove(&leaf);
+                let hashes = prefix_hashes(&leaf, 0, BLOCK as u32).last().into_iter().collect();
+                router.apply(replica, &KvEvent::BlockRemoved { hashes });
+            }
+        }
+        18 => {
+            naive.available[replica] = !naive.available[replica];
+            router.set_available(replica, naive.available[replica]);
+        }
+        _ if !naive.outstanding.iter().any(|one| one.charge.replica() == replica) => {
+            naive.stored[replica].clear();
+            router.restarted(replica);
+        }
+        _ => {}
+    }
+}
+
+/// Ends an outstanding request, after its replica has stored its blocks.
+fn finish(router: &mut Router, naive: &mut Naive, at: usize) {
+    let Outstanding { charge, prompt } = naive.outstanding.swap_remove(at);
+    let replica = charge.replica();
+    naive.stored[replica].extend(prefixes(&prompt).map(<[Token]>::to_vec));
+    router.apply(replica, &stored(&prompt[..prompt.len() - 1]));
+    let load = &mut naive.loads[replica];
+    (load.requests, load.tokens) = (load.requests - 1, load.tokens - prompt.len() as u64);
+    router.release(charge);
+}
