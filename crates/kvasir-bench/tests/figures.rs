@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_bench::{
-    sim::{Run, engine, run},
+    sim::{Replica, Run, engine, run},
     workload::{Scenario, ScriptedModel},
 };
-use kvasir_engine::{Core, DeferReason, Limits, Order, Rectangular, RectangularConfig, StepTrace};
+use kvasir_engine::{Core, DeferReason, Limits, Order, Rectangular, RectangularConfig, Route, StepTrace};
 use kvasir_kv::{Paged, blocks::BlockConfig};
 use kvasir_sim::{Clock, CostDevice, Preset};
 use serde_json::{Value, json};
@@ -45,15 +45,15 @@ fn draw(text: &str) -> Vec<Drawn> {
     let core = Core::new(limits, Order::Fcfs, Box::new(Rectangular::new(config)), cache);
     let finished = run(
         Run {
-            engine: engine(core, device, &clock, false),
-            clock,
+            replicas: vec![Replica { engine: engine(core, device, &clock, false), clock }],
+            route: Route::default(),
             workload: &mut scenario,
             window: 0..10_000,
             lines: None,
             aborts: 0,
             seed: 0,
         },
-        &mut |_| true,
+        &mut |_, _| true,
     );
     let names: BTreeMap<u64, String> = finished.names.into_iter().collect();
     let mut reader = Reader { names, ..Reader::default() };

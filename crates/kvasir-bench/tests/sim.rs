@@ -2,14 +2,14 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_bench::{
-    sim::{Finished, Outcome, Report, Run, engine, run},
+    sim::{Finished, Outcome, Replica, Report, Run, engine, run},
     trace::{self, End, Header, Lines},
     workload::{
         AgentProfile, AgentSessions, Agents, Chat, Poisson, Scenario, ScriptedModel, SeededParams, Workload,
     },
 };
 use kvasir_engine::{
-    Chunked, Core, Limits, Mixing, Order, Policy, Rectangular, RectangularConfig, StepTrace,
+    Chunked, Core, Limits, Mixing, Order, Policy, Rectangular, RectangularConfig, Route, StepTrace,
 };
 use kvasir_kv::{Cache, Paged, Radix, blocks::BlockConfig};
 use kvasir_sim::{Clock, CostDevice, Faults, Preset, StaticShape};
@@ -64,15 +64,15 @@ fn simulate(setting: Setting, workload: &mut dyn Workload) -> Finished {
     }
     let core = Core::new(setting.limits, Order::Fcfs, setting.policy, setting.cache);
     let run_ = Run {
-        engine: engine(core, device, &clock, setting.overlap),
-        clock,
+        replicas: vec![Replica { engine: engine(core, device, &clock, setting.overlap), clock }],
+        route: Route::default(),
         workload,
         window: 0..1_000_000,
         lines: setting.lines,
         aborts: setting.aborts,
         seed: 1,
     };
-    run(run_, &mut |_| true)
+    run(run_, &mut |_, _| true)
 }
 
 /// The published admission figure: steps in which each request is prefilled and finishes.

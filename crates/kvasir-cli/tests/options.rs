@@ -291,6 +291,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("sim", "seed", "--rate 3 | --seed 4"),
     ("sim", "repetition", "--spec ngram | --repetition 0.8"),
     ("sim", "acceptance", "--spec mtp --acceptance 0.9 || --spec mtp --acceptance 0.1"),
+    ("sim", "replicas", "| --replicas 3"),
+    ("sim", "route", "--replicas 3 | --route round-robin"),
     ("sim", "faults", "| --faults failed=300"),
     ("sim", "sim-preset", "| --sim-preset cpu2-amx"),
     ("sim", "machine", "| --machine board.toml"),

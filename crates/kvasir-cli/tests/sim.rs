@@ -90,6 +90,46 @@ fn usage_errors_are_one_line_and_leave_no_file() {
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
 }
 
+#[test]
+fn replicas_refuse_what_one_engine_has_by_name() {
+    let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-replicas");
+    let stepped = folder.join("stepped.json");
+    let request = r#"{"prompt_len": 9, "max_tokens": 3, "arrival_step": 4}"#;
+    fs::write(&stepped, format!(r#"{{"format": "kvasir-scenario/1", "requests": [{request}]}}"#)).unwrap();
+    let page = folder.join("page.html");
+    let (stepped, page) = (stepped.to_str().unwrap(), page.to_str().unwrap());
+    for (args, named) in [
+        (vec!["--workload", "chat", "--replicas", "0"], "--replicas"),
+        (vec!["--workload", "chat", "--route", "prefix"], "--replicas"),
+        (vec!["--workload", "chat", "--replicas", "2", "--route", "nearest"], "least-tokens"),
+        (vec!["--workload", "chat", "--replicas", "2", "--trace", page], "--replicas 2"),
+        (vec!["--workload", "chat", "--replicas", "2", "--html", page], "--replicas 2"),
+        (vec!["--workload", "chat", "--replicas", "2", "--cache", "cells"], "--cache cells"),
+        (vec!["--workload", "chat", "--replicas", "2", "--prefix-cache", "off"], "--route prefix"),
+        (vec![stepped, "--replicas", "2"], "`arrival_step`"),
+    ] {
+        let out = sim(&args);
+        let printed = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {printed}");
+        assert!(printed.contains(named), "{args:?}: {printed}");
+    }
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+#[test]
+fn replicas_are_listed_and_counted() {
+    let all = "--workload interactive-agents --requests 40 --replicas 3 --route session";
+    let args: Vec<&str> = all.split(' ').collect();
+    let text = String::from_utf8(sim(&args).stdout).unwrap();
+    for line in ["replica 2 ", "busiest / mean replica", "queue / prefill / decode"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let report: serde_json::Value =
+        serde_json::from_slice(&sim(&[&args[..], &["--json"]].concat()).stdout).unwrap();
+    assert_eq!(report["replicas"].as_array().unwrap().len(), 3);
+    assert_eq!((&report["setup"]["route"], &report["setup"]["replicas"]), (&"session".into(), &3.into()));
+}
+
 /// The clock has nanoseconds of 64 bits; it must not wrap.
 #[test]
 fn a_run_of_more_than_a_century_fails() {

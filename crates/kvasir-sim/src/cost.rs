@@ -36,6 +36,15 @@ pub struct Totals {
     pub steps: u64,
 }
 
+impl std::ops::AddAssign for Totals {
+    fn add_assign(&mut self, other: Self) {
+        self.busy_ns += other.busy_ns;
+        self.bytes += other.bytes;
+        self.operations += other.operations;
+        self.steps += other.steps;
+    }
+}
+
 /// A submitted step.
 struct InFlight {
     step: Box<Step>,

@@ -1,7 +1,9 @@
 //! Counters and the final report of a simulation: throughput, latency percentiles, cache hits,
 //! device utilization.
 
+use crate::sim::figures::{grouped, three};
 use crate::sim::histogram::{Histogram, Percentiles};
+use crate::sim::replica_report::ReplicaReport;
 use crate::sim::series::{Sample, Series};
 use kvasir_engine::{DraftStats, Finish, StepRecord, Summary};
 use kvasir_exec::Step;
@@ -107,6 +109,17 @@ impl fmt::Display for MachineFigure {
     }
 }
 
+/// Where the time of a request goes: means over the complete requests, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct RequestTimes {
+    /// Arrival to admission.
+    pub queue: f64,
+    /// Admission to first token.
+    pub prefill: f64,
+    /// First token to last.
+    pub decode: f64,
+}
+
 /// Results of a run. Deterministic: wall time is not included, so equal runs give equal reports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
@@ -146,6 +159,8 @@ pub struct Report {
     pub itl_ms: Percentiles,
     /// End-to-end latency from arrival to finish, in milliseconds.
     pub e2e_ms: Percentiles,
+    /// Where the time of a request goes.
+    pub request_times_ms: RequestTimes,
     /// Preemptions of all requests.
     pub preemptions: u64,
     /// Mean rows per step (batch size).
@@ -154,7 +169,7 @@ pub struct Report {
     pub max_running: u32,
     /// Peak KV cache utilization, as a share of all slots.
     pub max_slots_used: f64,
-    /// Device utilization: busy time over simulated time.
+    /// Device utilization: busy time over simulated time; the mean of several replicas.
     pub device_busy: f64,
     /// Memory bandwidth utilization while busy.
     pub bandwidth_used: f64,
@@ -167,6 +182,11 @@ pub struct Report {
     pub speculation: Option<DraftStats>,
     /// Steps that failed.
     pub failed_steps: u64,
+    /// What each replica did, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<ReplicaReport>,
+    /// Busy time of the busiest replica, in multiples of the mean; 0 for one replica.
+    pub imbalance: f64,
     /// Why the run stopped early, if it did.
     pub broke_off: Option<String>,
     /// Per-request results in order of completion; only for runs of up to 10,000 requests.
@@ -186,6 +206,8 @@ pub(crate) struct Count {
     padded: u64,
     read: u64,
     most_used: u32,
+    /// Nanoseconds of complete requests in the queue, in prefill and in decoding.
+    times: [u64; 3],
 }
 
 const MOST_OUTCOMES: u64 = 10_000;
@@ -222,6 +244,14 @@ impl Count {
         let arrived = summary.timings.arrived;
         if complete && let Some(done) = summary.timings.finished {
             self.e2e.add(done.saturating_sub(arrived));
+            let admitted = summary.timings.admitted.unwrap_or(done);
+            let first = summary.timings.first_token.unwrap_or(done);
+            let last = summary.timings.last_token.unwrap_or(first);
+            for (sum, (from, to)) in
+                self.times.iter_mut().zip([(arrived, admitted), (admitted, first), (first, last)])
+            {
+                *sum += to.saturating_sub(from);
+            }
         }
         if expected <= MOST_OUTCOMES {
             let ms = |ns: u64| ns as f64 / 1e6;
@@ -252,7 +282,15 @@ impl Count {
         self.series.add(record.at, Sample::of(record, step));
     }
 
-    pub(crate) fn report(&self, now: u64, totals: Totals, preset: &Preset, capacity: u32) -> Report {
+    /// The report of a run of `now` nanoseconds, on one replica or on `replicas`. `machine` is the
+    /// preset and the KV capacity of each.
+    pub(crate) fn report(
+        &self,
+        now: u64,
+        totals: Totals,
+        (preset, capacity): (&Preset, u32),
+        replicas: Vec<ReplicaReport>,
+    ) -> Report {
         let mut report = self.report.clone();
         let seconds = now as f64 / 1e9;
         let per = |n: f64, of: f64| if of > 0.0 { n / of } else { 0.0 };
@@ -269,7 +307,13 @@ impl Count {
         report.e2e_ms = self.e2e.percentiles();
         report.mean_rows = per(self.rows as f64, report.steps as f64);
         report.max_slots_used = per(self.most_used.into(), capacity.into());
-        report.device_busy = per(busy, seconds);
+        report.device_busy = per(busy, seconds * replicas.len().max(1) as f64);
+        let busiest = replicas.iter().map(|replica| replica.device_busy).fold(0.0, f64::max);
+        report.imbalance = if replicas.is_empty() { 0.0 } else { per(busiest, report.device_busy) };
+        report.replicas = replicas;
+        let [queue, prefill, decode] =
+            self.times.map(|ns| per(ns as f64 / 1e6, self.e2e.percentiles().count as f64));
+        report.request_times_ms = RequestTimes { queue, prefill, decode };
         report.bandwidth_used = per(totals.bytes, busy * preset.machine.bandwidth.value);
         report.arithmetic_used = per(totals.operations, busy * preset.machine.operations().value);
         report.padding = per(self.padded as f64, (self.padded + self.read) as f64);
@@ -304,8 +348,10 @@ impl Report {
             ("output tokens", grouped(self.output_tokens)),
             ("output tokens/s", grouped(self.output_tokens_per_second as u64)),
             ("first token p50 / p99", times(&self.ttft_ms)),
+            ("first token mean", format!("{} ms", three(self.ttft_ms.mean))),
             ("per token p50 / p99", times(&self.tpot_ms)),
             ("between tokens p50 / p99", times(&self.itl_ms)),
+            ("queue / prefill / decode", request_times(&self.request_times_ms)),
             ("prompt tokens", grouped(self.prompt_tokens)),
             ("found in the cache", percent(self.hit_rate)),
             ("preemptions", grouped(self.preemptions)),
@@ -323,6 +369,12 @@ impl Report {
             let ((accepted, _), verified) = (drafts.totals(), drafts.tokens);
             numbers.push(("drafts accepted", format!("{} of {}", grouped(accepted), grouped(verified))));
         }
+        if !self.replicas.is_empty() {
+            numbers.push(("replicas", grouped(self.replicas.len() as u64)));
+            numbers.push(("busiest / mean replica", three(self.imbalance)));
+            let lost = self.replicas.iter().filter(|replica| replica.lost).count();
+            numbers.extend((lost > 0).then(|| ("replicas lost", grouped(lost as u64))));
+        }
         if self.failed_steps > 0 {
             numbers.push(("failed steps", grouped(self.failed_steps)));
         }
@@ -330,25 +382,8 @@ impl Report {
     }
 }
 
-/// Formats with three significant digits.
-fn three(x: f64) -> String {
-    match x.abs() {
-        a if a >= 100.0 => grouped(x.round() as u64),
-        a if a >= 10.0 => format!("{x:.1}"),
-        _ => format!("{x:.2}"),
-    }
-}
-
-fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::new();
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
+fn request_times(times: &RequestTimes) -> String {
+    format!("{} / {} / {} ms", three(times.queue), three(times.prefill), three(times.decode))
 }
 
 #[cfg(test)]

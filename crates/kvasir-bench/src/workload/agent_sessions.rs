@@ -10,7 +10,7 @@
 //! order. The figures of a profile are guarded by the tests below.
 
 use crate::workload::rng::WorkloadRng;
-use crate::workload::tool_loop::{ToolLoop, passage, text};
+use crate::workload::tool_loop::{Pauses, ToolLoop, passage, text};
 use crate::workload::{Job, SECOND, SeededParams, Workload};
 use kvasir_engine::Summary;
 use std::collections::HashMap;
@@ -32,6 +32,8 @@ pub struct AgentProfile {
     pub result: u32,
     /// Default of [`SeededParams::output_tokens`].
     pub answer: u32,
+    /// How long an agent pauses between an answer and its next request.
+    pub(super) pauses: Pauses,
 }
 
 impl AgentProfile {
@@ -45,6 +47,7 @@ impl AgentProfile {
         sub_agents: 0.44,
         result: 3060,
         answer: 444,
+        pauses: Pauses::Tools,
     };
     /// Agents that read far more than they write: 131 prompt tokens per answer token over a median of 33
     /// turns.
@@ -56,6 +59,18 @@ impl AgentProfile {
         sub_agents: 0.0,
         result: 770,
         answer: 300,
+        pauses: Pauses::Tools,
+    };
+    /// Agents that work with people: most requests follow the last at once, some after minutes.
+    pub const INTERACTIVE: Self = Self {
+        name: "interactive agents",
+        turns: 12,
+        tools: 3000,
+        task: 1000,
+        sub_agents: 0.0,
+        result: 400,
+        answer: 120,
+        pauses: Pauses::Published,
     };
 }
 
@@ -170,7 +185,7 @@ impl AgentSessions {
 
     /// Continues after a tool call.
     fn go_on(&mut self, mut thread: Thread, now: u64, more: &mut Vec<Job>) {
-        let at = thread.turns.returns_at(now);
+        let at = thread.turns.resumes_at(now, self.profile.pauses);
         more.extend(self.job(thread, at));
     }
 }

@@ -80,7 +80,8 @@ impl Chat {
         let outputs = person.rng.length(output_tokens, 0.6).min(room).min(Answer::LONGEST);
         person.answer = self.params.answer(tag, outputs);
         let prompt = Prompt::Parts(person.parts.clone());
-        let job = Job::new(At::Time(at), prompt, person.answer, outputs, tag).of_owner(person.number);
+        let job = Job::new(At::Time(at), prompt, person.answer, outputs, tag);
+        let job = job.of_owner(person.number).of_session(person.number);
         self.live.insert(tag, person);
         Some(job)
     }

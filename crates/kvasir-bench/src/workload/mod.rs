@@ -115,6 +115,8 @@ pub struct Job {
     pub priority: i32,
     /// Fairness key (tenant) under `--order fair`.
     pub key: u64,
+    /// Its conversation, by which a router may keep it on one replica.
+    pub session: Option<u64>,
     /// Output tokens after which the client disconnects.
     pub abort_after: Option<u32>,
     /// The workload's id for the request, reported back in [`Workload::ended`].
@@ -125,8 +127,13 @@ impl Job {
     /// An independent request, without disconnect. Requests with an even `tag` share one client key,
     /// so that `--order fair` has a heavy client to throttle.
     pub fn new(at: At, prompt: Prompt, answer: Answer, max_tokens: u32, tag: u64) -> Self {
-        Self { at, prompt, answer, max_tokens, priority: 0, key: 0, abort_after: None, tag }
+        Self { at, prompt, answer, max_tokens, priority: 0, key: 0, session: None, abort_after: None, tag }
             .of_owner(if tag.is_multiple_of(2) { 0 } else { tag })
+    }
+
+    /// The request as part of a conversation.
+    pub fn of_session(self, session: u64) -> Self {
+        Self { session: Some(session), ..self }
     }
 
     /// The request under the key and the priority of a client: there are 64 keys, and the priorities

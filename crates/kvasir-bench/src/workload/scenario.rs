@@ -158,6 +158,11 @@ impl Scenario {
     pub fn options(&self) -> &Map<String, Value> {
         &self.options
     }
+
+    /// Whether a request of it arrives before a given step.
+    pub fn counts_steps(&self) -> bool {
+        self.jobs.as_slice().iter().any(|job| matches!(job.at, At::Step(step) if step > 0))
+    }
 }
 
 impl Written {

@@ -10,13 +10,14 @@ use crate::options::model::DraftArgs;
 use crate::options::resolve::{setup, speculation, static_shape};
 use crate::options::rules::rule;
 use crate::options::workload::{Kind, WorkloadArgs};
-use clap::builder::ArgPredicate;
+use clap::builder::{ArgPredicate, PossibleValuesParser, TypedValueParser};
 use kvasir::Facts;
 use kvasir_bench::{
-    sim::{self, Finished, Report, Run, SimulatedMachine},
+    sim::{self, Finished, Replica, ReplicaReport, Report, Run, SimulatedMachine},
     trace::{self, End, Header, Lines},
     workload::{Scenario, ScriptedModel, Workload},
 };
+use kvasir_engine::{Core, Resolved, Route};
 use kvasir_sim::{Clock, CostDevice, DraftProfile, Faults, Preset};
 use serde_json::{Map, Value};
 use std::{
@@ -46,6 +47,12 @@ pub(crate) struct Args {
     /// [default: 0]
     #[arg(long, value_name = "SHARE", value_parser = probability)]
     repetition: Option<f64>,
+    /// Replicas of the engine, each on a simulated device of its own [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    replicas: Option<u32>,
+    /// How replicas share the requests [default: prefix]
+    #[arg(long, value_name = "POLICY", value_parser = route(), requires = "replicas")]
+    route: Option<Route>,
     /// Injected faults per thousand steps (refused, failed, out_of_memory, late, lost) or requests (aborts)
     #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "", hide_default_value = true)]
     faults: Trouble,
@@ -81,6 +88,12 @@ pub(crate) struct Args {
     acceptance: Vec<f64>,
     #[command(flatten)]
     options: Options,
+}
+
+/// Parses the name of a routing policy.
+fn route() -> impl TypedValueParser<Value = Route> {
+    PossibleValuesParser::new(Route::ALL.iter().map(|route| route.name()))
+        .try_map(|name| name.parse::<Route>())
 }
 
 fn probability(text: &str) -> Result<f64, String> {
@@ -126,6 +139,20 @@ fn parse_steps(text: &str) -> Result<Range<u64>, String> {
         Some((from, to)) if from >= 1 && to >= from => Err("a page holds 100000 steps at most".into()),
         _ => Err(format!("`{text}` is not FROM..TO, counted from 1")),
     }
+}
+
+/// Most replicas that the report lists one by one.
+const MOST_LISTED: usize = 16;
+
+/// The replicas of a report: all of them, or of many the least and the most busy one.
+fn shown(replicas: &[ReplicaReport]) -> Vec<(String, ReplicaReport)> {
+    let named = replicas.iter().enumerate().map(|(index, replica)| (format!("replica {index}"), *replica));
+    let mut named: Vec<_> = named.collect();
+    if named.len() > MOST_LISTED {
+        named.sort_by(|(_, a), (_, b)| a.device_busy.total_cmp(&b.device_busy));
+        named = [named.first(), named.last()].into_iter().flatten().cloned().collect();
+    }
+    named
 }
 
 /// Notes shown on the page: the simulated machine and the sources of its figures.
@@ -200,10 +227,16 @@ impl Args {
             overlaps: spec.is_none(),
         };
         let resolved = config.resolve(&facts)?;
+        let (replicas, route) = (self.replicas.unwrap_or(1), self.route.unwrap_or_default());
+        self.check_replicas(scenario.as_ref())?;
         let core = resolved.core()?;
         let mut workload = self.workload(scenario, resolved.limits.max_model_len)?;
         let mut setup = setup(&resolved, &core);
         setup.insert("device".into(), preset.to_string().into());
+        if replicas > 1 {
+            setup.insert("replicas".into(), replicas.into());
+            setup.insert("route".into(), route.name().into());
+        }
         setup.extend(spec.map(|spec| ("spec".into(), speculation(spec))));
         setup.insert("notes".into(), notes(&preset).into());
         let header =
@@ -214,27 +247,22 @@ impl Args {
         let lines =
             trace.as_ref().map(|file| file.writer().map(|out| Lines::begin(out, &header))).transpose()?;
 
-        let clock = Clock::default();
-        let faults = Faults { seed: self.requests.seed, ..self.faults.faults };
-        let mut device = CostDevice::new(preset, clock.clone(), Box::new(ScriptedModel))
-            .with_faults(faults)
-            .with_graphs(resolved.limits.graph_max_batch);
-        if let Some(shape) = static_shape(&resolved) {
-            device = device.with_static_shapes(shape);
+        let mut fleet = vec![self.replica(&resolved, core, preset, draft.as_ref(), 0)?];
+        for index in 1..replicas {
+            fleet.push(self.replica(&resolved, resolved.core()?, preset, draft.as_ref(), index)?);
         }
-        if let Some(draft) = draft {
-            device = device.with_draft(draft);
+        if replicas > 1 && route == Route::Prefix {
+            for replica in &mut fleet {
+                replica.engine.core_mut().record_kv_events().map_err(|error| {
+                    Failure::usage(format!("--route prefix with --cache {}: {error}", resolved.kind))
+                })?;
+            }
         }
-        let engine = sim::engine(core, device, &clock, resolved.overlap);
-        let engine = match spec {
-            Some(spec) => spec.apply(engine)?,
-            None => engine,
-        };
         let began = Instant::now();
         let bar = progress::bar(workload.total());
         let run = Run {
-            engine,
-            clock: clock.clone(),
+            replicas: fleet,
+            route,
             workload: &mut *workload,
             window: if page.is_some() { self.html_steps.clone().unwrap_or(0..2000) } else { 0..0 },
             lines: lines.clone(),
@@ -242,12 +270,14 @@ impl Args {
             seed: self.requests.seed,
         };
         let interruption = Interruption::watch();
-        let finished = sim::run(run, &mut |ended| {
+        let mut reached = 0;
+        let finished = sim::run(run, &mut |ended, now| {
             bar.set_position(ended);
-            !interruption.has_come() && clock.now() < LONGEST
+            reached = now;
+            !interruption.has_come() && now < LONGEST
         });
         bar.finish_and_clear();
-        if clock.now() >= LONGEST {
+        if reached >= LONGEST {
             let why = "the simulated time has passed 100 years: the machine is too slow, or the rate too low";
             return Err(Failure::failed(format!("{why}; no file was written")));
         }
@@ -265,6 +295,50 @@ impl Args {
             file.commit()?;
         }
         self.print(&finished.report, setup, began.elapsed())
+    }
+
+    /// Replica `index`: an engine over a simulated device.
+    fn replica(
+        &self,
+        resolved: &Resolved,
+        core: Core,
+        preset: Preset,
+        draft: Option<&DraftProfile>,
+        index: u32,
+    ) -> Result<Replica, Failure> {
+        let clock = Clock::default();
+        let seed = self.requests.seed.wrapping_add(u64::from(index));
+        let mut device = CostDevice::new(preset, clock.clone(), Box::new(ScriptedModel))
+            .with_faults(Faults { seed, ..self.faults.faults })
+            .with_graphs(resolved.limits.graph_max_batch);
+        if let Some(shape) = static_shape(resolved) {
+            device = device.with_static_shapes(shape);
+        }
+        if let Some(draft) = draft {
+            device = device.with_draft(draft.clone());
+        }
+        let engine = sim::engine(core, device, &clock, resolved.overlap);
+        let engine = match self.draft.speculation() {
+            Some(spec) => spec.apply(engine)?,
+            None => engine,
+        };
+        Ok(Replica { engine, clock })
+    }
+
+    /// Rejects what only one engine has when there are several.
+    fn check_replicas(&self, scenario: Option<&Scenario>) -> Result<(), Failure> {
+        let Some(replicas) = self.replicas.filter(|replicas| *replicas > 1) else { return Ok(()) };
+        let given = [("--html", self.html.is_some()), ("--trace", self.trace.is_some())];
+        let only_one = |name: &str, why: &str| {
+            Err(Failure::usage(format!("{name} cannot be combined with --replicas {replicas}: {why}")))
+        };
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((name, _)) => only_one(name, "it shows the steps of one engine"),
+            None if scenario.is_some_and(Scenario::counts_steps) => {
+                only_one("`arrival_step`", "replicas do not step together; `arrival` is a time")
+            }
+            None => Ok(()),
+        }
     }
 
     /// Rejects output paths that coincide with each other or with the input.
@@ -338,6 +412,9 @@ impl Args {
             }
             for (finish, n) in &report.ended {
                 println!("ended: {finish:<19}{n}");
+            }
+            for (name, replica) in shown(&report.replicas) {
+                println!("{name:<26}{}", replica.line());
             }
             println!("{:<26}{}, {} weights", "machine", report.machine.name, report.machine.weights);
             for (source, figures) in report.machine.sources() {

@@ -16,6 +16,8 @@ pub(crate) enum Kind {
     CodingAgents,
     /// Agents that read 131 tokens for each that they write
     ReadingAgents,
+    /// Agents beside people: 86 % of an agent's requests follow its last within 1 s, 95 % within 10 s
+    InteractiveAgents,
     /// Mini-SGLang's offline benchmark, to the token
     Offline,
     /// Independent requests of random sizes at random times
@@ -42,10 +44,10 @@ pub(crate) struct WorkloadArgs {
     /// Gamma shape of arrival gaps: 1 is Poisson, less is burstier [default: 1]
     #[arg(long, value_name = "SHAPE")]
     burstiness: Option<f64>,
-    /// Median tokens of a user message or tool result [default: 64; agents 160; coding-agents 3060; reading-agents 770; poisson and steady 512]
+    /// Median tokens of a user message or tool result [default: 64; agents 160; coding-agents 3060; reading-agents 770; interactive-agents 400; poisson and steady 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     prompt_tokens: Option<u32>,
-    /// Median tokens of an answer [default: 160; agents 80; coding-agents 444; reading-agents 300; poisson and steady 128]
+    /// Median tokens of an answer [default: 160; agents 80; coding-agents 444; reading-agents 300; interactive-agents 120; poisson and steady 128]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     output_tokens: Option<u32>,
     /// steady: length of the prefix that all prompts share [default: 0]
@@ -70,6 +72,9 @@ impl WorkloadArgs {
         let (prompt, output, rate) = match kind {
             Kind::CodingAgents => (AgentProfile::CODING.result, AgentProfile::CODING.answer, 8.0),
             Kind::ReadingAgents => (AgentProfile::READING.result, AgentProfile::READING.answer, 8.0),
+            Kind::InteractiveAgents => {
+                (AgentProfile::INTERACTIVE.result, AgentProfile::INTERACTIVE.answer, 8.0)
+            }
             Kind::Agents => (160, 80, 8.0),
             Kind::Poisson => (512, 128, 8.0),
             Kind::Steady => (512, 128, f64::INFINITY),
@@ -90,6 +95,7 @@ impl WorkloadArgs {
             Kind::Agents => Box::new(Agents::new(params)),
             Kind::CodingAgents => Box::new(AgentSessions::new(params, AgentProfile::CODING)),
             Kind::ReadingAgents => Box::new(AgentSessions::new(params, AgentProfile::READING)),
+            Kind::InteractiveAgents => Box::new(AgentSessions::new(params, AgentProfile::INTERACTIVE)),
             Kind::Poisson => Box::new(Poisson::new(params)),
             Kind::Steady => {
                 let shared = self.shared_prefix.unwrap_or(0);

@@ -55,6 +55,19 @@ impl DraftStats {
     }
 }
 
+impl std::ops::AddAssign<&Self> for DraftStats {
+    fn add_assign(&mut self, other: &Self) {
+        self.verified += other.verified;
+        self.tokens += other.tokens;
+        let add = |to: &mut Vec<u64>, more: &[u64]| {
+            to.resize(to.len().max(more.len()), 0);
+            to.iter_mut().zip(more).for_each(|(to, more)| *to += more);
+        };
+        add(&mut self.drafted, &other.drafted);
+        add(&mut self.accepted, &other.accepted);
+    }
+}
+
 /// Depth of a draft tree.
 pub(crate) fn depth(parents: &[i32]) -> usize {
     let mut deepest = 0;
@@ -82,6 +95,11 @@ mod tests {
         assert_eq!((&stats.drafted[..], &stats.accepted[..]), (&[4, 4, 3][..], &[3, 2, 1][..]));
         assert_eq!((stats.verified, stats.tokens, stats.totals()), (4, 11, (6, 11)));
         assert!((stats.rate() - 6.0 / 11.0).abs() < 1e-12);
+        let mut sum = DraftStats::default();
+        sum.count(1, 1, 1);
+        let before = sum.clone();
+        sum += &stats;
+        assert_eq!((sum.since(&before), sum.verified), (stats, 5));
     }
 
     #[test]

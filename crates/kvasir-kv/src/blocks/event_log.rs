@@ -11,8 +11,8 @@ const MOST_WORDS: usize = 1 << 20;
 
 /// Recorded events until they are taken.
 ///
-/// Bounded: a log that nobody takes is replaced by one `AllBlocksCleared`, after which a mirror holds
-/// a part of the cache's prefixes, never more.
+/// Bounded: a log that is not taken in time is replaced by one `AllBlocksCleared`, after which a mirror
+/// holds a part of the cache's prefixes, never more.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EventLog {
     events: Vec<KvEvent>,

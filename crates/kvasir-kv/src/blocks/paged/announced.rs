@@ -6,12 +6,14 @@
 //! with it. Used only while events are recorded.
 
 use crate::blocks::event_log::EventLog;
-use crate::blocks::paged::index::ROOT;
 use crate::contract::ids::Token;
 use crate::contract::kv_event::KvEvent;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
+
+/// Content number of the empty prefix.
+pub(crate) const ROOT: u64 = 0;
 
 /// An announced content.
 #[derive(Clone, Copy, Debug)]

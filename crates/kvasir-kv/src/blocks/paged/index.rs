@@ -16,7 +16,7 @@
 use crate::blocks::BlockConfig;
 use crate::blocks::hash::{BlockHashMap, hash_with, root_hash};
 use crate::blocks::index::{Found, Index, Offer};
-use crate::blocks::paged::announced::Announced;
+use crate::blocks::paged::announced::{Announced, ROOT};
 use crate::blocks::paged::lru::Lru;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Token};
@@ -27,8 +27,6 @@ use crate::shared::id_set::IdSet;
 use std::hash::BuildHasherDefault;
 
 const NONE: BlockId = BlockId::MAX;
-/// Content number of the empty prefix.
-pub(crate) const ROOT: u64 = 0;
 /// Content number of a block that is not published.
 const UNPUBLISHED: u64 = 0;
 /// Most blocks of one hash that are compared. Only forged prompts have more; blocks beyond are

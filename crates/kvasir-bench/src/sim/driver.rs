@@ -1,0 +1,378 @@
+//! The event loop of a simulation: arrivals and the turns of all replicas in one order of time.
+//!
+//! 1. The earliest event is an arrival or the turn of a replica. An arrival is routed and queued; it
+//!    wakes its replica.
+//! 2. The turn of a replica first delivers what its last step brought: completions release the
+//!    router's charges and may add follow-up requests, KV events reach the router.
+//! 3. Then `Engine::step` schedules, and the cost device advances the replica's clock by the step's
+//!    modeled time. The replica's next turn is at that time.
+//! 4. A replica with nothing to run has no turn until a request arrives.
+//!
+//! The router therefore knows of a step when it has ended, and a request that arrives while a step
+//! runs is scheduled with the next.
+
+use crate::sim::replica::{Replica, SimulatedReplica};
+use crate::sim::replica_report::ReplicaReport;
+use crate::sim::report::Count;
+use crate::workload::rng::WorkloadRng;
+use crate::workload::{At, Job, Workload};
+use kvasir_engine::{
+    Engine, Finish, Nanos, Params, Request, Route, RouteRequest, Router, RouterConfig, SessionId, Turn,
+};
+use kvasir_sample::Sampling;
+use kvasir_sim::CostDevice;
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// A future request, ordered by due time and then by creation.
+#[derive(Debug)]
+struct PendingArrival {
+    at: u64,
+    order: u64,
+    job: Job,
+}
+
+impl PartialEq for PendingArrival {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+impl Eq for PendingArrival {}
+impl PartialOrd for PendingArrival {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for PendingArrival {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// Consecutive turns without a step after which the run counts as stuck.
+const PATIENCE: u32 = 1_000_000;
+/// Clock advance in nanoseconds when only the passage of time can unblock a request.
+const NAP: u64 = 1_000_000;
+/// Bound on requests admitted between two steps and on the queues of all replicas.
+///
+/// Further requests stay in the workload, so that a burst of any size takes little memory and can
+/// be interrupted.
+const MOST_WAITING: usize = 1 << 17;
+
+/// The state of a run.
+pub(crate) struct Driver<'a> {
+    replicas: Vec<SimulatedReplica>,
+    router: Router,
+    /// The next turn of each replica that has one.
+    turns: BinaryHeap<Reverse<(Nanos, usize)>>,
+    workload: &'a mut dyn Workload,
+    /// The workload's next request, peeked but not yet due.
+    ahead: Option<Job>,
+    coming: BinaryHeap<Reverse<PendingArrival>>,
+    order: u64,
+    count: Arc<Mutex<Count>>,
+    pub(crate) names: Vec<(u64, String)>,
+    aborts: u32,
+    rng: WorkloadRng,
+    /// Steps of all replicas.
+    steps: u64,
+    ended: u64,
+    /// Requests in the queues of all replicas, and the most of them.
+    waiting: usize,
+    most_waiting: usize,
+    /// Time of the newest event.
+    now: Nanos,
+}
+
+impl<'a> Driver<'a> {
+    pub(crate) fn new(
+        replicas: Vec<Replica>,
+        route: Route,
+        workload: &'a mut dyn Workload,
+        count: Arc<Mutex<Count>>,
+        (aborts, seed): (u32, u64),
+    ) -> Self {
+        let replicas: Vec<SimulatedReplica> = replicas.into_iter().map(SimulatedReplica::new).collect();
+        // One replica needs no hashes.
+        let route = if replicas.len() == 1 { Route::RoundRobin } else { route };
+        let core = replicas.first().map(|replica| replica.engine.core());
+        let block_size = core.map_or(1, |core| core.cache().shape().block_size);
+        let most_waiting = core.map_or(0, |core| core.limits().max_waiting as usize).min(MOST_WAITING);
+        let config = RouterConfig { block_size, ..RouterConfig::new(route) };
+        Self {
+            router: Router::new(config, replicas.len()),
+            replicas,
+            turns: BinaryHeap::new(),
+            ahead: workload.next(),
+            workload,
+            coming: BinaryHeap::new(),
+            order: 0,
+            count,
+            names: Vec::new(),
+            aborts,
+            rng: WorkloadRng::new(seed ^ 0xAB0127),
+            steps: 0,
+            ended: 0,
+            waiting: 0,
+            most_waiting,
+            now: 0,
+        }
+    }
+
+    pub(crate) fn engines(&self) -> impl Iterator<Item = &Engine<CostDevice>> {
+        self.replicas.iter().map(|replica| &replica.engine)
+    }
+
+    /// The latest time of any replica.
+    pub(crate) fn now(&self) -> Nanos {
+        self.replicas.iter().map(|replica| replica.clock.now()).max().unwrap_or(self.now)
+    }
+
+    /// What each replica did in `time` nanoseconds; empty for one replica.
+    pub(crate) fn reports(&self, time: Nanos) -> Vec<ReplicaReport> {
+        let report = |replica: &SimulatedReplica| {
+            let busy = replica.engine.executor().spent().busy_ns as f64;
+            let device_busy = if time > 0 { busy / time as f64 } else { 0.0 };
+            ReplicaReport { device_busy, ..replica.report }
+        };
+        let several = Some(&self.replicas).filter(|replicas| replicas.len() > 1);
+        several.into_iter().flatten().map(report).collect()
+    }
+
+    /// Runs to the end; returns why the run stopped early, if it did.
+    pub(crate) fn drive(&mut self, progress: &mut dyn FnMut(u64, Nanos) -> bool) -> Option<String> {
+        let mut held = 0;
+        loop {
+            let turn = self.turns.peek().map(|Reverse((at, _))| *at);
+            match (self.next_arrival(), turn) {
+                (Some(at), turn) if turn.is_none_or(|turn| at < turn) => {
+                    self.now = self.now.max(at);
+                    if let Err(why) = self.let_in() {
+                        return Some(why);
+                    }
+                }
+                (_, Some(_)) => {
+                    let before = self.steps;
+                    if let Err(why) = self.turn() {
+                        return Some(why);
+                    }
+                    held = if self.steps > before { 0 } else { held + 1 };
+                }
+                (_, None) => match self.ahead.as_ref().map(|job| job.at) {
+                    // Without a step the step count cannot advance, so a request due before a later
+                    // step is admitted now.
+                    Some(At::Step(step)) => {
+                        self.steps = self.steps.max(step);
+                        if let Err(why) = self.let_in() {
+                            return Some(why);
+                        }
+                    }
+                    _ => return self.engines().find_map(|engine| engine.core().check_invariants().err()),
+                },
+            }
+            if !progress(self.ended, self.now) {
+                return Some("interrupted".into());
+            }
+            if held > PATIENCE {
+                return Some("requests wait and no step runs".into());
+            }
+        }
+    }
+
+    /// Due time of the next request that has one, unless the queues are full.
+    fn next_arrival(&self) -> Option<Nanos> {
+        if self.waiting >= self.most_waiting {
+            return None;
+        }
+        self.next_time()
+    }
+
+    fn next_time(&self) -> Option<Nanos> {
+        let follow = self.coming.peek().map(|Reverse(coming)| coming.at);
+        let first = self.ahead.as_ref().and_then(|job| match job.at {
+            At::Time(at) => Some(at),
+            At::Step(_) => None,
+        });
+        first.into_iter().chain(follow).min()
+    }
+
+    /// Admits all due requests up to the queue bound.
+    fn let_in(&mut self) -> Result<(), String> {
+        for _ in 0..self.most_waiting {
+            if self.waiting >= self.most_waiting {
+                break;
+            }
+            let now = self.now;
+            let follow = self.coming.peek().map(|Reverse(coming)| coming.at).filter(|at| *at <= now);
+            let first = match self.ahead.as_ref().map(|job| job.at) {
+                Some(At::Time(at)) if at <= now && follow.is_none_or(|follow| at <= follow) => true,
+                Some(At::Step(step)) => step <= self.steps,
+                _ => false,
+            };
+            let job = match (first, follow) {
+                (true, _) => {
+                    let next = self.workload.next();
+                    std::mem::replace(&mut self.ahead, next)
+                }
+                (false, Some(_)) => self.coming.pop().map(|Reverse(coming)| coming.job),
+                (false, None) => break,
+            };
+            if let Some(job) = job {
+                self.add(job)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Routes a request and queues it; wakes its replica.
+    fn add(&mut self, job: Job) -> Result<(), String> {
+        let arrived = match job.at {
+            At::Time(at) => at,
+            At::Step(_) => self.now,
+        };
+        if let Some(name) = self.workload.name(job.tag) {
+            self.names.push((job.tag, name.to_owned()));
+        }
+        let length = job.max_tokens.max(1);
+        let leaves = self.aborts > 0 && self.rng.between(1, 1000) <= self.aborts;
+        let abort_after = job.abort_after.or(leaves.then(|| self.rng.between(0, length - 1)));
+        let prompt = job.prompt.tokens();
+        let session = job.session.map(SessionId);
+        let charge = self.router.pick(&RouteRequest { session, ..RouteRequest::new(&prompt, 0) });
+        let charge = charge.map_err(|error| error.to_string())?;
+        let request = Request {
+            tag: job.tag,
+            prompt,
+            params: Params {
+                max_tokens: job.max_tokens,
+                eos: vec![crate::workload::text::EOS],
+                priority: job.priority,
+                key: job.key,
+                sampling: Sampling { seed: job.answer.0, ..Sampling::default() },
+                ..Params::default()
+            },
+        };
+        let index = charge.replica();
+        let replica = &mut self.replicas[index];
+        replica.has_arrivals = true;
+        let before = replica.waiting();
+        if !replica.is_scheduled {
+            replica.clock.advance(self.now);
+            replica.is_scheduled = true;
+            self.turns.push(Reverse((replica.clock.now(), index)));
+        }
+        match replica.engine.core_mut().add(request, arrived) {
+            Ok(id) => replica.entered(id, abort_after, charge),
+            // A refusal is delivered as the request's last event.
+            Err(_) => self.router.release(charge),
+        }
+        self.waiting = self.waiting + self.replicas[index].waiting() - before;
+        Ok(())
+    }
+
+    /// The turn of the replica that is next: delivers its results, then runs a step.
+    fn turn(&mut self) -> Result<(), String> {
+        let Some(Reverse((at, index))) = self.turns.pop() else { return Ok(()) };
+        self.now = at;
+        self.replicas[index].is_scheduled = false;
+        self.deliver(index);
+        if self.replicas[index].report.lost {
+            return Ok(());
+        }
+        self.replicas[index].is_scheduled = true;
+        self.let_in()?;
+        let replica = &mut self.replicas[index];
+        let before = replica.waiting();
+        let turn = replica.step(&self.count);
+        self.waiting = self.waiting + replica.waiting() - before;
+        let came = std::mem::take(&mut replica.has_arrivals);
+        let now = replica.clock.now();
+        let next = match turn {
+            Err(why) => return self.lose(index, why),
+            Ok(Turn::Ran) => {
+                self.steps += 1;
+                Some(now)
+            }
+            Ok(_) if came => Some(now),
+            Ok(turn) => self.after_no_step(turn, now),
+        };
+        let replica = &mut self.replicas[index];
+        replica.is_scheduled = next.is_some();
+        if let Some(at) = next {
+            replica.clock.advance(at);
+            self.turns.push(Reverse((replica.clock.now(), index)));
+        } else {
+            self.deliver(index);
+        }
+        Ok(())
+    }
+
+    /// Time of the next turn of a replica that had none to run at `now`; `None` until a request
+    /// arrives.
+    fn after_no_step(&mut self, turn: Turn, now: Nanos) -> Option<Nanos> {
+        if turn == Turn::Idle {
+            return None;
+        }
+        match (self.ahead.as_ref().map(|job| job.at), self.next_time()) {
+            (Some(At::Step(step)), None) if self.turns.is_empty() => {
+                self.steps = self.steps.max(step);
+                Some(now)
+            }
+            (_, Some(at)) if at > now => Some(at.min(now + NAP)),
+            _ => Some(now + NAP),
+        }
+    }
+
+    /// Takes a replica whose device is lost out of service. The only one ends the run.
+    fn lose(&mut self, index: usize, why: String) -> Result<(), String> {
+        let replica = &mut self.replicas[index];
+        replica.report.lost = true;
+        replica.is_scheduled = true;
+        self.turns.push(Reverse((replica.clock.now(), index)));
+        self.router.set_available(index, false);
+        self.router.restarted(index);
+        if self.replicas.iter().all(|replica| replica.report.lost) {
+            self.deliver(index);
+            return Err(why);
+        }
+        Ok(())
+    }
+
+    /// Delivers the results of a replica's last step to router, counters and workload.
+    fn deliver(&mut self, index: usize) {
+        let Self { replicas, router, workload, count, .. } = self;
+        let replica = &mut replicas[index];
+        for event in replica.results.kv_events.drain(..) {
+            router.apply(index, &event);
+        }
+        if replica.results.ended.is_empty() {
+            return;
+        }
+        let mut count = count.lock().unwrap_or_else(PoisonError::into_inner);
+        let (total, mut more) = (workload.total(), Vec::new());
+        let now = replica.clock.now();
+        for (summary, charge) in replica.results.ended.drain(..) {
+            self.ended += 1;
+            charge.into_iter().for_each(|charge| router.release(charge));
+            let name = || workload.name(summary.tag).map_or_else(|| summary.tag.to_string(), String::from);
+            count.ended(&summary, name, total);
+            let report = &mut replica.report;
+            report.requests += 1;
+            report.output_tokens += u64::from(summary.outputs);
+            if summary.timings.admitted.is_some() && !matches!(summary.finish, Finish::Refused(_)) {
+                report.prompt_tokens += u64::from(summary.prompt);
+                report.cached_tokens += u64::from(summary.cached);
+            }
+            workload.ended(&summary, now, &mut more);
+        }
+        drop(count);
+        for job in more {
+            let At::Time(at) = job.at else { continue };
+            self.order += 1;
+            self.coming.push(Reverse(PendingArrival { at, order: self.order, job }));
+        }
+    }
+}

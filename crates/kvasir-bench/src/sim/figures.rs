@@ -1,0 +1,23 @@
+//! Figures as reports print them.
+
+/// Formats with three significant digits.
+pub(crate) fn three(x: f64) -> String {
+    match x.abs() {
+        a if a >= 100.0 => grouped(x.round() as u64),
+        a if a >= 10.0 => format!("{x:.1}"),
+        _ => format!("{x:.2}"),
+    }
+}
+
+/// Formats with separators of thousands.
+pub(crate) fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}

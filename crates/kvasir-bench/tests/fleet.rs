@@ -1,0 +1,114 @@
+//! Simulations of several replicas behind the router.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use kvasir_bench::{
+    sim::{Replica, Report, Run, engine, run},
+    workload::{AgentProfile, AgentSessions, Agents, ScriptedModel, SeededParams, Workload},
+};
+use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Route};
+use kvasir_kv::{Radix, blocks::BlockConfig};
+use kvasir_sim::{Clock, CostDevice, Faults, Preset};
+
+/// A fleet of replicas with caches of `blocks` blocks.
+struct Fleet {
+    replicas: u64,
+    route: Route,
+    blocks: u32,
+    faults: Faults,
+}
+
+impl Fleet {
+    fn new(replicas: u64, route: Route) -> Self {
+        Self { replicas, route, blocks: 2000, faults: Faults::default() }
+    }
+
+    fn replica(&self, index: u64) -> Replica {
+        let clock = Clock::default();
+        let preset = Preset::parse("h200:qwen3-14b").unwrap();
+        let faults = Faults { seed: index, ..self.faults };
+        let device = CostDevice::new(preset, clock.clone(), Box::new(ScriptedModel)).with_faults(faults);
+        let cache = Radix::new(BlockConfig { blocks: self.blocks, ..BlockConfig::default() }).unwrap();
+        let limits = Limits { max_num_seqs: 64, max_model_len: 16_384, ..Limits::default() };
+        let policy = Box::new(Chunked::new(8192, Mixing::Off));
+        let mut core = Core::new(limits, Order::Fcfs, policy, Box::new(cache));
+        if self.route == Route::Prefix {
+            core.record_kv_events().unwrap();
+        }
+        Replica { engine: engine(core, device, &clock, true), clock }
+    }
+
+    fn run(&self, workload: &mut dyn Workload) -> Report {
+        let replicas = (0..self.replicas).map(|index| self.replica(index)).collect();
+        let run_ =
+            Run { replicas, route: self.route, workload, window: 0..0, lines: None, aborts: 0, seed: 1 };
+        run(run_, &mut |_, _| true).report
+    }
+}
+
+fn params(requests: u64, rate: f64) -> SeededParams {
+    SeededParams {
+        requests,
+        rate,
+        burstiness: 1.0,
+        prompt_tokens: 160,
+        output_tokens: 80,
+        max_model_len: 16_384,
+        repetition: 0.0,
+        seed: 7,
+    }
+}
+
+fn agents(fleet: &Fleet, requests: u64, rate: f64) -> Report {
+    let report = fleet.run(&mut Agents::new(params(requests, rate)));
+    assert_eq!((&report.broke_off, report.finished), (&None, requests), "{}", fleet.route);
+    report
+}
+
+#[test]
+fn every_route_answers_all_requests_the_same_way_twice() {
+    for &route in Route::ALL {
+        let fleet = Fleet::new(3, route);
+        let report = agents(&fleet, 200, 40.0);
+        assert_eq!(report, agents(&fleet, 200, 40.0), "{route}");
+        let on_replicas: u64 = report.replicas.iter().map(|replica| replica.requests).sum();
+        assert_eq!((report.replicas.len(), on_replicas), (3, 200));
+        assert!(report.replicas.iter().all(|replica| replica.requests > 20), "{:?}", report.replicas);
+        let tokens: u64 = report.replicas.iter().map(|replica| replica.output_tokens).sum();
+        assert_eq!(tokens, report.output_tokens);
+        let times = report.request_times_ms;
+        assert!((times.queue + times.prefill + times.decode) / report.e2e_ms.mean - 1.0 < 0.01);
+    }
+}
+
+#[test]
+fn prefix_routing_halves_the_time_to_first_token_of_round_robin() {
+    let report = |route| agents(&Fleet { blocks: 4000, ..Fleet::new(8, route) }, 2000, 500.0);
+    let [prefix, round_robin] = [Route::Prefix, Route::RoundRobin].map(report);
+    assert!(prefix.ttft_ms.mean * 2.0 < round_robin.ttft_ms.mean);
+    assert!(prefix.hit_rate > round_robin.hit_rate + 0.1);
+    assert!(prefix.imbalance < 1.5);
+}
+
+#[test]
+fn a_session_keeps_its_prefix_on_its_replica() {
+    let report = |route| {
+        let params = params(600, 20.0);
+        Fleet::new(4, route).run(&mut AgentSessions::new(params, AgentProfile::INTERACTIVE))
+    };
+    let [prefix, session, round_robin] = [Route::Prefix, Route::Session, Route::RoundRobin].map(report);
+    assert!(session.hit_rate > round_robin.hit_rate + 0.1);
+    assert!(prefix.hit_rate >= session.hit_rate - 0.02);
+}
+
+#[test]
+fn a_lost_replica_leaves_the_others_serving() {
+    let faults = Faults { lost: 1, ..Faults::default() };
+    let fleet = Fleet { faults, ..Fleet::new(8, Route::Prefix) };
+    let report = fleet.run(&mut Agents::new(params(200, 40.0)));
+    let lost = report.replicas.iter().filter(|replica| replica.lost).count();
+    assert!((1..8).contains(&lost) && report.broke_off.is_none(), "{lost} {:?}", report.broke_off);
+    assert!(report.requests == 200 && report.ended["failed"] > 0 && report.finished > 100);
+    let faults = Faults { lost: 200, ..Faults::default() };
+    let report = Fleet { faults, ..fleet }.run(&mut Agents::new(params(400, 40.0)));
+    assert!(report.broke_off.is_some_and(|why| why.contains("lost")));
+}
