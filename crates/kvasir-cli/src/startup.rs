@@ -14,7 +14,7 @@ use kvasir::{
     Speculation,
 };
 use kvasir_chat::ChatModel;
-use kvasir_engine::{Engine, Router};
+use kvasir_engine::{Engine, Route};
 use kvasir_fleet::{Fleet, FleetConfig, Identity, WorkerCommand};
 use kvasir_serve::{
     StepFeed,
@@ -217,7 +217,7 @@ impl Started {
         let identity = identity(&opened, model, options);
         let started = Fleet::start(FleetConfig {
             replicas: fleet.replicas,
-            router: fleet.router,
+            route: fleet.route,
             command: fleet.command,
             identity,
             on_counters: Box::new(move |replica, counters| counted.update(replica, counters)),
@@ -227,7 +227,7 @@ impl Started {
             }),
         });
         let started = started.map_err(Failure::failed)?;
-        let kvasir_fleet::Facts { slots, max_len, cut_obstacle, more } = started.facts().clone();
+        let kvasir_fleet::Facts { slots, max_len, cut_obstacle, more, .. } = started.facts().clone();
         let facts: EngineFacts = serde_json::from_str(&more).map_err(Failure::failed)?;
         let facts = EngineFacts { slots, max_len, ..facts };
         let hidden = !model.compute().is_simulated();
@@ -245,7 +245,7 @@ impl Started {
 /// How a fleet is started.
 pub(crate) struct FleetStart {
     pub(crate) replicas: u32,
-    pub(crate) router: Router,
+    pub(crate) route: Route,
     pub(crate) command: WorkerCommand,
 }
 

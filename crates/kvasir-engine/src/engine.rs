@@ -196,6 +196,11 @@ impl<E: Executor> Engine<E> {
         &mut self.executor
     }
 
+    /// Replaces the clock. Call it while no request is open.
+    pub fn set_clock(&mut self, clock: impl FnMut() -> Nanos + Send + 'static) {
+        self.clock = Box::new(clock);
+    }
+
     /// Reads the clock.
     pub fn now(&mut self) -> Nanos {
         (self.clock)()

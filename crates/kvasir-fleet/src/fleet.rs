@@ -11,7 +11,9 @@ use crate::monotonic;
 use crate::replica::{Ended, Replica};
 use crate::status::{FleetHandle, Order};
 use crate::transport::{bind, identity};
-use kvasir_engine::{Exit, Message, Outbox, ReplicaPhase, ReplicaStatus, Router, Serving};
+use kvasir_engine::{
+    Exit, Message, Outbox, ReplicaPhase, ReplicaStatus, Route, Router, RouterConfig, Serving,
+};
 use std::{
     ffi::OsString,
     fmt, io,
@@ -55,8 +57,8 @@ pub type OnLog = Box<dyn FnMut(bool, &str) + std::marker::Send>;
 pub struct FleetConfig {
     /// Number of replicas.
     pub replicas: u32,
-    /// Chooses a replica for each request.
-    pub router: Router,
+    /// How a replica is chosen for a request.
+    pub route: Route,
     /// Starts a worker.
     pub command: WorkerCommand,
     /// What both sides must agree on.
@@ -123,7 +125,7 @@ impl Fleet {
     /// Starts the workers, and waits until all of them are ready.
     pub fn start(config: FleetConfig) -> Result<Self, FleetError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let FleetConfig { replicas, router, command, identity, on_counters, on_log } = config;
+        let FleetConfig { replicas, route, command, identity, on_counters, on_log } = config;
         let directory = SocketDirectory::create()?;
         let (orders_to, orders) = unbounded_channel();
         let handle = FleetHandle { replicas: Default::default(), orders: orders_to };
@@ -146,7 +148,8 @@ impl Fleet {
             Ok::<_, FleetError>((workers, facts))
         });
         let (workers, facts) = started?;
-        let mut front = Front::new(router, replicas as usize);
+        let router = RouterConfig { block_size: facts.block_size, ..RouterConfig::new(route) };
+        let mut front = Front::new(Router::new(router, replicas as usize), replicas as usize);
         (0..replicas as usize).for_each(|replica| front.ready(replica));
         let fleet = Self { runtime, workers, front, facts, handle, orders };
         fleet.publish();

@@ -70,7 +70,7 @@ impl Front {
 
     /// The requests on a worker, and their prompt tokens.
     pub(crate) fn load(&self, replica: usize) -> (u64, u64) {
-        self.router.load(replica).map_or((0, 0), |load| (load.requests, load.tokens))
+        self.router.loads().get(replica).map_or((0, 0), |load| (load.requests, load.tokens))
     }
 
     /// Takes a message of the caller, except `Drain` and `Exit`.
@@ -123,7 +123,8 @@ impl Front {
         outbox: &mut Outbox,
         now: Nanos,
     ) -> Result<(), WrongResults> {
-        let Outbox { events, tokens, ended, admitted, progress, mirostat, retained, .. } = outbox;
+        let Outbox { events, tokens, ended, admitted, progress, mirostat, retained, kv_events, .. } = outbox;
+        kv_events.drain(..).for_each(|event| self.router.apply(replica, &event));
         admitted.retain_mut(|(tag, cached)| self.rename(replica, tag).is_some_and(|open| {
             open.admitted(*cached, now);
             true
@@ -184,6 +185,7 @@ impl Front {
     /// A worker was lost: its requests continue elsewhere, and its sessions have no K/V.
     pub(crate) fn lost(&mut self, replica: usize, now: Nanos) {
         self.stop_using(replica);
+        self.router.restarted(replica);
         for tag in self.tags_on(replica) {
             let Some(open) = self.requests.get_mut(&tag) else { continue };
             let run = open.placement.as_ref().map(|placement| placement.tag);
@@ -311,7 +313,7 @@ impl Front {
                 session: params.session,
                 requested,
             };
-            let Ok(charge) = self.router.route(&route) else {
+            let Ok(charge) = self.router.pick(&route) else {
                 return charges.into_iter().for_each(|charge| self.router.release(charge));
             };
             charges.push(charge);

@@ -45,6 +45,8 @@ impl Identity {
 pub struct Facts {
     /// KV cache slots.
     pub slots: u32,
+    /// Slots per block.
+    pub block_size: u32,
     /// Context length.
     pub max_len: u32,
     /// Why no range can be cut out of a session, if so.

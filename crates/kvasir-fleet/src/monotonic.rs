@@ -1,6 +1,6 @@
 //! The clock that all processes of a machine share.
 
-use kvasir_engine::{Nanos, Timings};
+use kvasir_engine::Nanos;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds of the machine's monotonic clock.
@@ -8,15 +8,4 @@ pub(crate) fn now() -> Nanos {
     let time = clock_gettime(ClockId::Monotonic);
     let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
     seconds.unwrap_or_default().saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or_default())
-}
-
-/// Applies `shift` to all timestamps.
-pub(crate) fn shifted(timings: &Timings, shift: impl Fn(Nanos) -> Nanos) -> Timings {
-    Timings {
-        arrived: shift(timings.arrived),
-        admitted: timings.admitted.map(&shift),
-        first_token: timings.first_token.map(&shift),
-        last_token: timings.last_token.map(&shift),
-        finished: timings.finished.map(&shift),
-    }
 }

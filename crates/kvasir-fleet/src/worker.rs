@@ -9,7 +9,7 @@ use crate::constraint_builds::ConstraintBuilds;
 use crate::message::{Facts, FromWorker, Header, Identity, Numbers, PROTOCOL, ToWorker, decode, encode};
 use crate::monotonic;
 use crate::transport::connect;
-use kvasir_engine::{Engine, Exit, Message, Nanos, Outbox};
+use kvasir_engine::{Engine, Exit, Message, Outbox};
 use kvasir_exec::Executor;
 use kvasir_kv::Token;
 use kvasir_sample::Constrained;
@@ -98,11 +98,11 @@ pub fn run_worker<E: Executor>(config: WorkerConfig, engine: &mut Engine<E>) -> 
     let connection = runtime.block_on(Connection::open(config))?;
     let (inbox, messages) = mpsc::channel();
     let (results, from_engine) = unbounded_channel();
-    // The engine's clock counts from its start.
-    let offset = monotonic::now().saturating_sub(engine.now());
+    // A request may have begun in another process.
+    engine.set_clock(monotonic::now);
     let io = thread::Builder::new()
         .name("worker-io".into())
-        .spawn(move || runtime.block_on(connection.serve(inbox, from_engine, offset)))?;
+        .spawn(move || runtime.block_on(connection.serve(inbox, from_engine)))?;
     let exit = engine.serve(&messages, |outbox| drop(results.send(FromWorker::Results(outbox.clone()))));
     let is_ordered = exit == Exit::Requested;
     // The I/O thread ends before this one only if it has failed.
@@ -170,13 +170,10 @@ impl Connection {
     }
 
     /// Passes a message to the engine, at once or when what it waits for has been built.
-    fn take(&mut self, frames: &ZmqMessage, inbox: &mpsc::Sender<Message>, offset: Nanos) {
-        let Some(ToWorker::Engine { mut message, recipe }) = self.read(frames) else { return };
-        if let Message::Add { request, n } = &mut message {
+    fn take(&mut self, frames: &ZmqMessage, inbox: &mpsc::Sender<Message>) {
+        let Some(ToWorker::Engine { message, recipe }) = self.read(frames) else { return };
+        if let Message::Add { n, .. } = &message {
             self.open += u64::from(*n);
-            if let Some(resumption) = &mut request.params.resumption {
-                resumption.timings = monotonic::shifted(&resumption.timings, |at| at.saturating_sub(offset));
-            }
         }
         let message = match (message, recipe) {
             (Message::Add { request, n }, Some(recipe)) => return self.builds.begin(request, n, recipe),
@@ -199,7 +196,6 @@ impl Connection {
         mut self,
         inbox: mpsc::Sender<Message>,
         mut from_engine: UnboundedReceiver<FromWorker>,
-        offset: Nanos,
     ) {
         let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         // Installed, and never read: these signals have no effect.
@@ -209,11 +205,8 @@ impl Connection {
             let due = counters_due.unwrap_or_else(|| Instant::now() + COUNTERS_EVERY);
             select! {
                 result = from_engine.recv() => match result {
-                    Some(FromWorker::Results(mut outbox)) => {
+                    Some(FromWorker::Results(outbox)) => {
                         self.open = self.open.saturating_sub(outbox.ended.len() as u64);
-                        for summary in &mut outbox.ended {
-                            summary.timings = monotonic::shifted(&summary.timings, |at| at + offset);
-                        }
                         self.send(&FromWorker::Results(outbox)).await;
                         counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_AFTER);
                     }
@@ -230,7 +223,7 @@ impl Connection {
                         sleep(LINGER).await;
                         continue;
                     };
-                    self.take(&frames, &inbox, offset);
+                    self.take(&frames, &inbox);
                     counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_EVERY);
                 }
                 Some(built) = self.builds.next() => {

@@ -147,10 +147,9 @@ impl Args {
         &self.model
     }
 
-    /// What a worker needs: the model, the engine's options, how answers are parsed, and how many engines
-    /// divide the machine.
-    pub(crate) fn for_worker(self) -> (ModelArgs, Options, SamplingArgs, u32) {
-        (self.model, self.options.for_serving(), self.sampling_args, self.fleet.replicas().unwrap_or(1))
+    /// What a worker needs: the model, the engine's options, how answers are parsed, and the fleet.
+    pub(crate) fn for_worker(self) -> (ModelArgs, Options, SamplingArgs, FleetArgs) {
+        (self.model, self.options.for_serving(), self.sampling_args, self.fleet)
     }
 
     /// Lines about the running server: what computes, access, limits.
@@ -158,7 +157,8 @@ impl Args {
         let EngineFacts { slots, is_capped, max_len, kv: (kv, slot), arithmetic, .. } = &started.facts;
         let (slots, max_len, engines) = (*slots, *max_len, self.fleet.replicas());
         let computes = match engines {
-            Some(engines) => format!("{} of {arithmetic} each", plural(engines.into(), "process")),
+            Some(1) => format!("1 process of {arithmetic}"),
+            Some(engines) => format!("{engines} processes, each of {arithmetic}"),
             None => arithmetic.clone(),
         };
         let cap = if *is_capped { ", capped by default (--kv-capacity N)" } else { "" };
@@ -193,6 +193,7 @@ impl Args {
 
     /// Validates options before the model is loaded; returns the TLS files and access rules.
     pub(crate) fn check(&self) -> Result<(Option<TlsFiles>, AccessControl), Failure> {
+        self.fleet.check()?;
         let keys = self.key_args.keys()?;
         if self.limits.max_priority.is_some() && !self.options.orders_by_priority() {
             return Err(Failure::usage("--max-priority needs --order priority"));
@@ -318,7 +319,7 @@ impl Args {
             None => Started::new(&self.model, name, sampling_args, &options, service)?,
             Some(replicas) => {
                 let command = worker::command(line.arguments)?;
-                let fleet = FleetStart { replicas, router: self.fleet.router(), command };
+                let fleet = FleetStart { replicas, route: self.fleet.route(), command };
                 Started::fleet(&self.model, name, sampling_args, &options, fleet, service)?
             }
         };

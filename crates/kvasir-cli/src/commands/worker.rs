@@ -4,6 +4,7 @@
 use crate::commands::{Command, CommandLine};
 use crate::io::failure::Failure;
 use crate::startup::{EngineFacts, ReadyEngine, identity, served};
+use kvasir_engine::Route;
 use kvasir_fleet::{Facts, WorkerCommand, WorkerConfig, run_worker};
 use kvasir_serve::metrics::EngineMetrics;
 use std::{env, ffi::OsString, path::PathBuf, process::ExitCode, sync::Arc};
@@ -47,7 +48,8 @@ impl Args {
         if let Some(level) = serve.model().compute().instructions()? {
             level.limit();
         }
-        let (model, options, sampling_args, engines) = serve.for_worker();
+        let (model, options, sampling_args, fleet) = serve.for_worker();
+        let engines = fleet.replicas().unwrap_or(1);
         let opened = model.open()?;
         let identity = identity(&opened, &model, &options);
         let config = kvasir::EngineConfig { engines, ..options.config()? };
@@ -59,14 +61,21 @@ impl Args {
         drop(loaded);
         let metrics = Arc::new(EngineMetrics::default());
         let mut engine = engine.observe(metrics.observer());
+        if fleet.route() == Route::Prefix {
+            let recorded = engine.core_mut().record_kv_events();
+            if let Some(error) = recorded.err().filter(|_| fleet.demands_prefixes()) {
+                return Err(Failure::usage(format!("--route prefix: {error}")));
+            }
+        }
         let more = serde_json::to_string(&facts).map_err(Failure::failed)?;
+        let block_size = engine.core().cache().shape().block_size;
         let cut_obstacle = engine.core().cut_obstacle().map(|why| why.to_string());
         let config = WorkerConfig {
             directory: self.directory,
             replica: self.replica,
             generation: self.generation,
             identity,
-            facts: Facts { slots, max_len, cut_obstacle, more },
+            facts: Facts { slots, block_size, max_len, cut_obstacle, more },
             build: Box::new(move |recipe, prompt, canceled| chat.follow_recipe(recipe, prompt, canceled).ok()),
             counters: Box::new(move || metrics.snapshot()),
         };

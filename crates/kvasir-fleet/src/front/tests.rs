@@ -3,7 +3,7 @@
 
 use super::*;
 use kvasir_engine::{
-    Balance, Chunked, Core, Engine, Limits, Mixing, Params, Request, RequestId, SuffixDrafter,
+    Chunked, Core, Engine, Limits, Mixing, Params, Request, RequestId, Route, RouterConfig, SuffixDrafter,
 };
 use kvasir_kv::{CacheConfig, CacheKind, Token, build};
 use kvasir_sim::Toy;
@@ -17,7 +17,10 @@ fn engine(random: &mut Random) -> Engine<Toy> {
     let limits = Limits { max_num_batched_tokens: 32, max_model_len: 200, ..Limits::default() };
     let policy = Box::new(Chunked::new(16, Mixing::On { target: None }));
     let core = Core::new(limits, kvasir_engine::Order::Fcfs, policy, cache);
-    let engine = Engine::new(core, Toy::new(), || 1);
+    let mut engine = Engine::new(core, Toy::new(), || 1);
+    if kind.is_block_based() {
+        engine.core_mut().record_kv_events().unwrap();
+    }
     if random.chance(50) { engine.draft(Box::new(SuffixDrafter::new(4))).unwrap() } else { engine }
 }
 
@@ -84,7 +87,7 @@ struct Simulation {
 impl Simulation {
     fn new(random: &mut Random) -> Self {
         let count = random.between(1, 4) as usize;
-        let mut front = Front::new(Router::new(Balance::LeastRequests, count), count);
+        let mut front = Front::new(Router::new(RouterConfig { block_size: 4, ..RouterConfig::new(Route::Prefix) }, count), count);
         (0..count).for_each(|replica| front.ready(replica));
         let workers = (0..count).map(|_| Some(Worker::new(random))).collect();
         Self { front, workers, requests: Vec::new(), answers: BTreeMap::new(), losses: 0 }
