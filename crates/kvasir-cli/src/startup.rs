@@ -5,13 +5,13 @@ use crate::io::failure::Failure;
 use crate::io::model_progress::loading;
 use crate::options::Options;
 use crate::options::model::ModelArgs;
+use crate::options::reports::log;
 use crate::options::resolve::setup_of;
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
-use crate::options::reports::log;
 use kvasir::{
-    AnyExecutor, DEFAULT_SLOTS, EngineConfig, LoadedModel, ModelCard, OpenedModel, Precision, PrefillProgress,
-    Speculation,
+    AnyExecutor, DEFAULT_SLOTS, EngineConfig, LoadedModel, ModelCard, OpenedModel, Precision,
+    PrefillProgress, Speculation,
 };
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Engine, Route};
@@ -189,8 +189,14 @@ impl Started {
             progress
         });
         let hidden = loaded.tells_hidden();
-        let served =
-            served(name.clone(), &loaded.opened, hidden, sampling_args, service.defaults.as_ref(), facts.max_len)?;
+        let served = served(
+            name.clone(),
+            &loaded.opened,
+            hidden,
+            sampling_args,
+            service.defaults.as_ref(),
+            facts.max_len,
+        )?;
         drop(loaded);
         let Service { access, allowed, reports, names, timeout, rules, .. } = service;
         let host = Host::start(engine, allowed(facts.slots, facts.max_len), reports, timeout);

@@ -4,8 +4,8 @@
 //! is being built wait for it, so that the engine sees them in order.
 
 use crate::open_request::push_end;
-use crate::worker::BuildConstraint;
 use kvasir_engine::{Fault, Finish, Message, Outbox, Request, RequestId, SessionId, Summary, Timings};
+use kvasir_kv::Token;
 use kvasir_sample::Constrained;
 use std::{
     collections::HashMap,
@@ -18,6 +18,10 @@ use std::{
     thread,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// Builds a constraint from its recipe, for an answer to a prompt; `None` if it cannot be built. Setting
+/// the flag cancels the work.
+pub type BuildConstraint = Box<dyn Fn(&str, &[Token], &Arc<AtomicBool>) -> Option<Constrained> + Send>;
 
 /// The requests whose constraints are being built.
 pub(crate) struct ConstraintBuilds {

@@ -8,20 +8,13 @@ use crate::directory::SocketDirectory;
 use crate::front::{Front, Send};
 use crate::message::{Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
 use crate::monotonic;
-use crate::replica::{Ended, Replica};
+use crate::replica::{Ended, Replica, WorkerCommand};
 use crate::status::{FleetHandle, Order};
 use crate::transport::{bind, identity};
 use kvasir_engine::{
     Exit, Message, Outbox, ReplicaPhase, ReplicaStatus, Route, Router, RouterConfig, Serving,
 };
-use std::{
-    ffi::OsString,
-    fmt, io,
-    path::{Path, PathBuf},
-    sync::mpsc::Receiver,
-    thread,
-    time::Duration,
-};
+use std::{fmt, io, sync::mpsc::Receiver, thread, time::Duration};
 use tokio::{
     runtime::Runtime,
     select,
@@ -32,21 +25,6 @@ use zeromq::{PullSocket, RouterSocket, SocketRecv, SocketSend, ZmqError, ZmqMess
 
 /// Time that the workers have to end their requests before they are killed.
 const EXIT_TIME: Duration = Duration::from_secs(2);
-
-/// How a worker is started.
-pub struct WorkerCommand {
-    /// The program.
-    pub program: PathBuf,
-    /// Its arguments, from the directory of the sockets, the index of the replica, and the number of
-    /// processes that the replica had before.
-    pub arguments: Box<dyn Fn(&Path, u32, u32) -> Vec<OsString> + std::marker::Send>,
-}
-
-impl fmt::Debug for WorkerCommand {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerCommand").field("program", &self.program).finish_non_exhaustive()
-    }
-}
 
 /// Receives the counters of a replica.
 pub type OnCounters = Box<dyn FnMut(usize, &[u64]) + std::marker::Send>;

@@ -125,10 +125,12 @@ impl Front {
     ) -> Result<(), WrongResults> {
         let Outbox { events, tokens, ended, admitted, progress, mirostat, retained, kv_events, .. } = outbox;
         kv_events.drain(..).for_each(|event| self.router.apply(replica, &event));
-        admitted.retain_mut(|(tag, cached)| self.rename(replica, tag).is_some_and(|open| {
-            open.admitted(*cached, now);
-            true
-        }));
+        admitted.retain_mut(|(tag, cached)| {
+            self.rename(replica, tag).is_some_and(|open| {
+                open.admitted(*cached, now);
+                true
+            })
+        });
         progress.retain_mut(|(tag, _)| self.rename(replica, tag).is_some());
         let mut dropped = HashSet::new();
         for (index, event) in events.iter_mut().enumerate() {
@@ -156,7 +158,9 @@ impl Front {
             }
         }
         let mut tags = HashMap::new();
-        tags.extend(events.iter().filter(|event| event.finish.is_some()).map(|event| (event.request, event.tag)));
+        tags.extend(
+            events.iter().filter(|event| event.finish.is_some()).map(|event| (event.request, event.tag)),
+        );
         ended.retain_mut(|summary| match tags.get(&summary.request) {
             Some(tag) if !dropped.contains(&summary.request) => {
                 summary.tag = *tag;
@@ -198,7 +202,9 @@ impl Front {
     pub(crate) fn drain(&mut self, replica: usize) {
         self.stop_using(replica);
         for tag in self.tags_on(replica) {
-            let Some(open) = self.requests.get_mut(&tag).filter(|open| open.ending.is_none()) else { continue };
+            let Some(open) = self.requests.get_mut(&tag).filter(|open| open.ending.is_none()) else {
+                continue;
+            };
             if let Some(Placement { tag: run, charge, .. }) = open.placement.take() {
                 self.runs.remove(&run);
                 self.router.release(charge);

@@ -30,7 +30,9 @@ mod status;
 mod transport;
 mod worker;
 
-pub use crate::fleet::{Fleet, FleetConfig, FleetError, OnCounters, OnLog, WorkerCommand};
+pub use crate::constraint_builds::BuildConstraint;
+pub use crate::fleet::{Fleet, FleetConfig, FleetError, OnCounters, OnLog};
 pub use crate::message::{Facts, Identity};
+pub use crate::replica::WorkerCommand;
 pub use crate::status::FleetHandle;
-pub use crate::worker::{BuildConstraint, WorkerConfig, WorkerError, run_worker};
+pub use crate::worker::{WorkerConfig, WorkerError, run_worker};

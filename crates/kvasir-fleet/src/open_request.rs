@@ -1,7 +1,9 @@
 //! A request that the front has accepted and that has not ended: what it was asked, what it has
 //! answered, and which worker runs it.
 
-use kvasir_engine::{Charge, Event, Fault, Finish, Nanos, Outbox, Request, RequestId, Resumption, Summary, Timings};
+use kvasir_engine::{
+    Charge, Event, Fault, Finish, Nanos, Outbox, Request, RequestId, Resumption, Summary, Timings,
+};
 use kvasir_kv::{Span, Token};
 use std::sync::Arc;
 

@@ -1,9 +1,14 @@
 //! A replica's process: starting it, its state, and when it is started again after it has ended.
 
-use crate::fleet::WorkerCommand;
 use crate::message::{Header, Numbers};
 use kvasir_engine::ReplicaPhase;
-use std::{io, path::Path, process::Stdio, time::Duration};
+use std::{
+    ffi::OsString,
+    fmt, io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 use tokio::{
     process::{Child, Command},
     select,
@@ -14,6 +19,21 @@ use tokio::{
 /// Delay of the restart of a process that was ready. Each that ends before doubles it.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
+
+/// How a worker is started.
+pub struct WorkerCommand {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments, from the directory of the sockets, the index of the replica, and the number of
+    /// processes that the replica had before.
+    pub arguments: Box<dyn Fn(&Path, u32, u32) -> Vec<OsString> + Send>,
+}
+
+impl fmt::Debug for WorkerCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerCommand").field("program", &self.program).finish_non_exhaustive()
+    }
+}
 
 /// A process that has ended.
 pub(crate) struct Ended {
@@ -96,9 +116,7 @@ impl Replica {
         self.delay = match self.phase {
             _ if self.is_ending => Duration::ZERO,
             ReplicaPhase::Ready | ReplicaPhase::Drained => FIRST_DELAY,
-            ReplicaPhase::Starting | ReplicaPhase::Down => {
-                (self.delay * 2).clamp(FIRST_DELAY, LONGEST_DELAY)
-            }
+            ReplicaPhase::Starting | ReplicaPhase::Down => (self.delay * 2).clamp(FIRST_DELAY, LONGEST_DELAY),
         };
         self.restart_at = Some(Instant::now() + self.delay);
         self.phase = ReplicaPhase::Down;

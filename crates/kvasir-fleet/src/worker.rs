@@ -5,20 +5,18 @@
 //! from the front, is closed: so no worker outlives its front, however that ends. Signals for the whole
 //! process group are the front's matter, which lets running answers end.
 
-use crate::constraint_builds::ConstraintBuilds;
+use crate::constraint_builds::{BuildConstraint, ConstraintBuilds};
 use crate::message::{Facts, FromWorker, Header, Identity, Numbers, PROTOCOL, ToWorker, decode, encode};
 use crate::monotonic;
 use crate::transport::connect;
 use kvasir_engine::{Engine, Exit, Message, Outbox};
 use kvasir_exec::Executor;
-use kvasir_kv::Token;
-use kvasir_sample::Constrained;
 use std::{
     fmt,
     io::{self, Read},
     path::PathBuf,
     process,
-    sync::{Arc, atomic::AtomicBool, mpsc},
+    sync::mpsc,
     thread,
     time::Duration,
 };
@@ -29,10 +27,6 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 use zeromq::{DealerSocket, PushSocket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
-
-/// Builds a constraint from its recipe, for an answer to a prompt; `None` if it cannot be built. Setting
-/// the flag cancels the work.
-pub type BuildConstraint = Box<dyn Fn(&str, &[Token], &Arc<AtomicBool>) -> Option<Constrained> + Send>;
 
 /// Delay of the counters behind results.
 const COUNTERS_AFTER: Duration = Duration::from_millis(100);
@@ -192,11 +186,7 @@ impl Connection {
     }
 
     /// Passes messages to the engine and results to the front, until the engine has stopped.
-    async fn serve(
-        mut self,
-        inbox: mpsc::Sender<Message>,
-        mut from_engine: UnboundedReceiver<FromWorker>,
-    ) {
+    async fn serve(mut self, inbox: mpsc::Sender<Message>, mut from_engine: UnboundedReceiver<FromWorker>) {
         let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         // Installed, and never read: these signals have no effect.
         let _ignored = signals.map(signal);

@@ -333,7 +333,8 @@ impl Chat {
             Command::Save(file, overwrites) => return Ok(self.save(&file, overwrites)),
             Command::Load(file) => return Ok(self.load(&file)),
             Command::Stats => {
-                for (name, text) in self.tally.lines(self.conversation.context(), self.started.facts.max_len) {
+                for (name, text) in self.tally.lines(self.conversation.context(), self.started.facts.max_len)
+                {
                     self.screen.entry(name, &text);
                 }
             }

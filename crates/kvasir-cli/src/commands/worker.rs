@@ -76,7 +76,9 @@ impl Args {
             generation: self.generation,
             identity,
             facts: Facts { slots, block_size, max_len, cut_obstacle, more },
-            build: Box::new(move |recipe, prompt, canceled| chat.follow_recipe(recipe, prompt, canceled).ok()),
+            build: Box::new(move |recipe, prompt, canceled| {
+                chat.follow_recipe(recipe, prompt, canceled).ok()
+            }),
             counters: Box::new(move || metrics.snapshot()),
         };
         run_worker(config, &mut engine).map_err(Failure::failed)?;

@@ -32,9 +32,11 @@ impl Fleet {
         answer["data"].as_array().unwrap().clone()
     }
 
-    /// Ids of the worker processes.
+    /// Ids of the worker processes that take requests.
     fn processes(&self) -> Vec<u64> {
-        self.replicas().iter().filter_map(|replica| replica["process"].as_u64()).collect()
+        let replicas = self.replicas();
+        let ready = replicas.iter().filter(|replica| replica["phase"] == "ready");
+        ready.filter_map(|replica| replica["process"].as_u64()).collect()
     }
 
     fn order(&self, replica: u32, what: &str) {
@@ -80,6 +82,11 @@ fn is_running(process: u64) -> bool {
     !status.is_empty() && !status.contains(") Z ")
 }
 
+/// Kills of a test: `KVASIR_KILLS=100 cargo test --release -p kvasir-cli --test serve fleet` kills more.
+fn kill_count() -> u32 {
+    std::env::var("KVASIR_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(8)
+}
+
 /// Requests of all kinds: greedy and sampled, with penalties, formats, several answers, and sessions.
 fn request(number: u64, length: u32) -> (&'static str, Value) {
     let mut random = Random::new(number);
@@ -107,9 +114,12 @@ fn request(number: u64, length: u32) -> (&'static str, Value) {
         _ => {
             set("ignore_eos", json!(false));
             set("temperature", json!(0.7));
-            set("response_format", json!({"type": "json_schema", "json_schema": {"name": "list", "schema": {
+            set(
+                "response_format",
+                json!({"type": "json_schema", "json_schema": {"name": "list", "schema": {
                 "type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}, "minItems": 20}},
-                "required": ["a"], "additionalProperties": false}}}));
+                "required": ["a"], "additionalProperties": false}}}),
+            );
         }
     }
     if number.is_multiple_of(2) {
@@ -171,7 +181,7 @@ fn answer_all(
 
 #[test]
 fn answers_survive_killed_workers() {
-    let requests: Vec<_> = (0..160).map(|number| request(number, 120)).collect();
+    let requests: Vec<_> = (0..96).map(|number| request(number, 120)).collect();
     let alone = Server::start("fleet-alone", &["--threads", "1", "--max-model-len", "512"]);
     let expected = answer_all(&alone, &requests, |_| {});
     drop(alone);
@@ -182,26 +192,23 @@ fn answers_survive_killed_workers() {
     }
     fleet.wait_until_free();
     let kills = std::sync::atomic::AtomicU32::new(0);
-    for round in 0..20 {
+    for round in 0.. {
         let got = answer_all(&fleet.server, &requests, |done| {
             let mut random = Random::new(round);
             while !done.load(Ordering::Relaxed) {
                 thread::sleep(Duration::from_millis(random.between(50, 500).into()));
-                let processes = fleet.processes();
-                if processes.len() == 2 {
-                    signal(random.pick(&processes), "-KILL");
-                    kills.fetch_add(1, Ordering::Relaxed);
-                }
+                fleet.wait_until("some worker", |_| !fleet.processes().is_empty());
+                signal(random.pick(&fleet.processes()), "-KILL");
+                kills.fetch_add(1, Ordering::Relaxed);
             }
         });
         for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
             assert_eq!(got, expected, "round {round}: {request:?}");
         }
-        if kills.load(Ordering::Relaxed) >= 20 {
+        if kills.load(Ordering::Relaxed) >= kill_count() {
             break;
         }
     }
-    assert!(kills.load(Ordering::Relaxed) >= 20);
     fleet.wait_until_ready();
     fleet.wait_until_free();
 }

@@ -12,6 +12,7 @@
 //! (`benches/step.rs`).
 
 pub(crate) mod context_shift;
+pub(crate) mod resume;
 
 use crate::request::finish::Finish;
 use crate::request::gaps::Gaps;
@@ -179,6 +180,13 @@ impl Sequence {
     /// Commits tokens chosen by the target model.
     pub fn append(&mut self, tokens: &[Token]) {
         tokens.iter().for_each(|&token| self.tokens.push(token));
+    }
+
+    /// Sets how many outputs fit a context of this many tokens.
+    pub(crate) fn fit_context(&mut self, context: u32) {
+        let left = context.saturating_sub(self.tokens.len()).max(1);
+        self.cold.context_left = self.outputs_len() + left;
+        self.stops = FastStop::of(&self.cold.params, self.cold.context_left);
     }
 
     /// Truncates outputs to a total of `len` tokens; never shortens the prompt.

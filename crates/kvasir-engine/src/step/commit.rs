@@ -57,7 +57,12 @@ fn commit_decode(state: &mut SchedulerState, row: &BatchRow, token: Token, step:
     let Some(sequence) = state.requests.get_mut(RequestId(row.request)) else { return false };
     let first = sequence.outputs_len();
     let continues = row.kind == RowKind::Decode && sequence.stops.continues_after(token, first + 1);
-    if !continues || first == 0 || sequence.logprobs || sequence.has_mirostat || sequence.cache != Some(row.seq) {
+    if !continues
+        || first == 0
+        || sequence.logprobs
+        || sequence.has_mirostat
+        || sequence.cache != Some(row.seq)
+    {
         return false;
     }
     sequence.steps_in_flight -= 1;
@@ -390,7 +395,9 @@ fn commit_outputs(
         }
         sequence.last_token = Some(now);
     }
-    if sequence.has_mirostat && let Some(mirostat) = &sequence.cold.mirostat {
+    if sequence.has_mirostat
+        && let Some(mirostat) = &sequence.cold.mirostat
+    {
         let mu = mirostat.after(kept as usize);
         outbox.mirostat.extend(mu.map(|mu| (outbox.events.len() as u32, mu)));
     }

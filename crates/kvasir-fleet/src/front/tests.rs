@@ -87,7 +87,10 @@ struct Simulation {
 impl Simulation {
     fn new(random: &mut Random) -> Self {
         let count = random.between(1, 4) as usize;
-        let mut front = Front::new(Router::new(RouterConfig { block_size: 4, ..RouterConfig::new(Route::Prefix) }, count), count);
+        let mut front = Front::new(
+            Router::new(RouterConfig { block_size: 4, ..RouterConfig::new(Route::Prefix) }, count),
+            count,
+        );
         (0..count).for_each(|replica| front.ready(replica));
         let workers = (0..count).map(|_| Some(Worker::new(random))).collect();
         Self { front, workers, requests: Vec::new(), answers: BTreeMap::new(), losses: 0 }

@@ -7,8 +7,8 @@ use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::responses::{compact, socket, stored};
 use crate::http::api::{
-    chat, completions, conversations, embeddings, llama_cpp, math, ollama, openapi, pins, replicas, rerank, responses,
-    sessions, slots, status, steps, tokens, web_ui,
+    chat, completions, conversations, embeddings, llama_cpp, math, ollama, openapi, pins, replicas, rerank,
+    responses, sessions, slots, status, steps, tokens, web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;

@@ -156,5 +156,4 @@ impl Metrics {
         self.answers.observe(summary.outputs.into());
         self.prompt_tokens.add(summary.prompt.into());
     }
-
 }

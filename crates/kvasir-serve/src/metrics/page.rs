@@ -2,8 +2,8 @@
 
 use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
-use crate::metrics::prometheus::{Names, TextExposition};
 use crate::metrics::engine_metrics::{DRAFT_POSITIONS, EngineMetrics};
+use crate::metrics::prometheus::{Names, TextExposition};
 use crate::metrics::{FINISHED, Metrics, REJECTED};
 
 impl Metrics {
@@ -62,13 +62,17 @@ impl Metrics {
         let Some(replicas) = &self.replicas else { return };
         type Value = fn(&EngineMetrics) -> f64;
         let families: [(&str, &str, Value); 3] = [
-            ("replica_requests_running", "Running requests by replica.", |engine| engine.running.get() as f64),
+            ("replica_requests_running", "Running requests by replica.", |engine| {
+                engine.running.get() as f64
+            }),
             ("replica_requests_waiting", "Requests in the queue by replica.", |engine| {
                 engine.waiting.get() as f64
             }),
-            ("replica_kv_cache_usage_perc", "Share of the KV cache held by running requests, by replica.", |engine| {
-                engine.slots_held.get() as f64 / engine.capacity.get().max(1) as f64
-            }),
+            (
+                "replica_kv_cache_usage_perc",
+                "Share of the KV cache held by running requests, by replica.",
+                |engine| engine.slots_held.get() as f64 / engine.capacity.get().max(1) as f64,
+            ),
         ];
         for (name, help, value) in families {
             let values = replicas.of_replicas();
@@ -99,7 +103,11 @@ impl Metrics {
             "Preemptions: running requests returned to the queue.",
             self.engine.preemptions.get(),
         );
-        page.counter("padding_tokens_total", "Dummy tokens that steps were padded with.", self.engine.padding.get());
+        page.counter(
+            "padding_tokens_total",
+            "Dummy tokens that steps were padded with.",
+            self.engine.padding.get(),
+        );
         page.counter(
             "num_pauses_total",
             "Decode rows paused by the rectangular policy, net of swaps within a step.",
@@ -108,7 +116,11 @@ impl Metrics {
         page.counter("num_resumes_total", "Paused decode rows that were resumed.", self.engine.resumes.get());
         let by_position = self.engine.accepted_by_position.iter().map(|gauge| gauge.get());
         page.counter("spec_decode_num_drafts_total", "Verifications of drafts.", self.engine.drafts.get());
-        page.counter("spec_decode_num_draft_tokens_total", "Draft tokens verified.", self.engine.draft_tokens.get());
+        page.counter(
+            "spec_decode_num_draft_tokens_total",
+            "Draft tokens verified.",
+            self.engine.draft_tokens.get(),
+        );
         page.counter(
             "spec_decode_num_accepted_tokens_total",
             "Draft tokens accepted.",

@@ -180,12 +180,7 @@ impl TextExposition {
     }
 
     /// One gauge per set of additional labels.
-    pub(crate) fn gauges(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = (String, f64)>,
-    ) {
+    pub(crate) fn gauges(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (String, f64)>) {
         self.begin(name, "gauge", help);
         for (labels, value) in values {
             self.line(name, &labels, value);

@@ -83,12 +83,7 @@ impl ResponsesRequest {
         Ok(request)
     }
 
-    fn parse(
-        earlier: &[Value],
-        body: &Reader,
-        defaults: &Sampling,
-        vocab: u32,
-    ) -> Result<Self, ApiError> {
+    fn parse(earlier: &[Value], body: &Reader, defaults: &Sampling, vocab: u32) -> Result<Self, ApiError> {
         body.classify(RESPONSES)?;
         let store = body.flag("store", true)?;
         let background = body.flag("background", false)?;

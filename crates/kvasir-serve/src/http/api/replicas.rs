@@ -51,12 +51,7 @@ fn replicas(app: &App, sees_all: bool) -> Result<&dyn Replicas, ApiError> {
 }
 
 /// Gives an order to the replica with this id, and says so.
-fn ordered(
-    replicas: &dyn Replicas,
-    id: &str,
-    status: &str,
-    order: impl FnOnce(usize) -> bool,
-) -> Answer {
+fn ordered(replicas: &dyn Replicas, id: &str, status: &str, order: impl FnOnce(usize) -> bool) -> Answer {
     let replica = id.parse().ok().filter(|replica| order(*replica));
     let replica = replica.ok_or_else(|| {
         let last = replicas.status().len().saturating_sub(1);

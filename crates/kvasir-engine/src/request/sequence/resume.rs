@@ -1,0 +1,25 @@
+//! Takes over the state of a request that another engine ran ([`Resumption`]).
+
+use crate::request::resumption::Resumption;
+use crate::request::sequence::Sequence;
+use crate::request::timings::Timings;
+
+impl Sequence {
+    /// Takes over the state of a request that another engine ran. `context` is the number of tokens
+    /// that its context may have. Cost: linear in the outputs.
+    pub(crate) fn resume(&mut self, resumption: &Resumption, context: u32) {
+        for token in &resumption.outputs {
+            self.append(&[*token]);
+            // The other engine shifted the context where it was full.
+            if self.outputs_len() >= self.cold.context_left && self.drop_half(context) {
+                self.fit_context(context);
+            }
+        }
+        if let (Some(mirostat), Some(mu)) = (&self.cold.mirostat, resumption.mu) {
+            mirostat.resume(resumption.outputs.len(), mu);
+        }
+        let last_token = self.cold.timings.last_token.or(resumption.timings.last_token);
+        self.cold.timings = Timings { finished: None, last_token, ..resumption.timings };
+        self.cold.first_hit = resumption.cached;
+    }
+}
