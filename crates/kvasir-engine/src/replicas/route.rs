@@ -104,12 +104,16 @@ pub struct RouterConfig {
     pub block_size: u32,
     /// How far [`Route::Prefix`] may unbalance the replicas.
     pub imbalance: Imbalance,
+    /// Outstanding requests of the least loaded replica from which [`Route::Prefix`] sends requests
+    /// with a prefix that is being computed after it. With less load it is sooner computed by several
+    /// replicas than waited for.
+    pub gather_at: u64,
 }
 
 impl RouterConfig {
     /// Defaults of a policy.
     pub fn new(route: Route) -> Self {
-        Self { route, request_weight: 0, block_size: 16, imbalance: Imbalance::default() }
+        Self { route, request_weight: 0, block_size: 16, imbalance: Imbalance::default(), gather_at: 24 }
     }
 }
 

@@ -4,8 +4,9 @@
 //! [`Route::Prefix`]:
 //!
 //! 1. Hash the prompt's blocks and follow the chain as far as any replica holds it. The replicas'
-//!    KV events say what they hold ([`Router::apply`]); blocks of an outstanding prompt count as held
-//!    by its replica from the pick on, so that requests with one new prefix meet on one replica.
+//!    KV events say what they hold ([`Router::apply`]). Under load
+//!    ([`RouterConfig::gather_at`]) blocks of an outstanding prompt count as held by its replica from
+//!    the pick on, so that requests with one new prefix meet on one replica.
 //! 2. Of the replicas that hold the longest prefix, take the least loaded, if it is within the
 //!    [`Imbalance`](crate::Imbalance). Else find the longest shorter prefix with such a replica, by
 //!    binary search: the holders of a prefix also hold all shorter ones.
@@ -201,22 +202,28 @@ impl Router {
         Ok(least)
     }
 
+    /// Outstanding requests of the least loaded replica, under a policy that counts them first.
+    fn least_requests(&self) -> u64 {
+        self.order.iter().next().map_or(0, |((requests, _), _)| requests)
+    }
+
     /// Most outstanding requests of a replica that is chosen for its prefix.
     fn most(&self) -> u64 {
-        self.order.iter().next().map_or(0, |((requests, _), _)| self.config.imbalance.most(requests))
+        self.config.imbalance.most(self.least_requests())
     }
 
     /// The least loaded replica of those that hold the longest prefix of the newest prompt, within
     /// the imbalance, and the number of blocks.
     fn longest_prefix(&self) -> Option<(usize, usize)> {
-        let is_held =
-            |hash: &u64| !self.stored.holders(*hash).is_empty() || !self.expected.holders(*hash).is_empty();
+        let gathers = self.least_requests() >= self.config.gather_at;
+        let expected = |hash| if gathers { self.expected.holders(hash) } else { &[] };
+        let is_held = |hash: &u64| !self.stored.holders(*hash).is_empty() || !expected(*hash).is_empty();
         let matched = self.hashes.iter().take_while(|hash| is_held(hash)).count();
         let most = self.most();
         let holder = |blocks: usize| {
             let hash = *self.hashes.get(blocks.checked_sub(1)?)?;
-            let of = |map: &PrefixMap| self.least_loaded_of(map.holders(hash));
-            let least = of(&self.stored).into_iter().chain(of(&self.expected)).min()?;
+            let holders = [self.stored.holders(hash), expected(hash)];
+            let least = holders.into_iter().filter_map(|of| self.least_loaded_of(of)).min()?;
             Some((least.1 as usize, blocks)).filter(|_| least.0.0 <= most)
         };
         let mut best = holder(matched);

@@ -125,8 +125,9 @@ fn a_session_stays_on_its_replica() {
 }
 
 #[test]
-fn requests_with_one_new_prefix_meet_on_one_replica() {
-    let mut router = router(Route::Prefix, 4);
+fn requests_with_one_new_prefix_meet_on_one_replica_under_load() {
+    let config = RouterConfig { block_size: 2, ..RouterConfig::new(Route::Prefix) };
+    let mut router = Router::new(RouterConfig { gather_at: 0, ..config }, 4);
     let prompt: Vec<Token> = (0..20).collect();
     let first = router.pick(&RouteRequest::new(&prompt, 0)).unwrap();
     let other: Vec<Token> = (50..70).collect();
@@ -134,6 +135,9 @@ fn requests_with_one_new_prefix_meet_on_one_replica() {
     assert_eq!(router.pick(&RouteRequest::new(&prompt, 0)).unwrap().replica(), first.replica());
     // Tenants share nothing.
     assert_ne!(router.pick(&RouteRequest::new(&prompt, 1)).unwrap().replica(), first.replica());
+    let mut idle = Router::new(config, 4);
+    let picks = [(); 4].map(|()| idle.pick(&RouteRequest::new(&prompt, 0)).unwrap().replica());
+    assert_eq!(picks, [0, 1, 2, 3], "idle replicas compute it at the same time");
 }
 
 #[test]
@@ -194,13 +198,14 @@ impl Naive {
                 _ => (requests, tokens),
             }
         };
-        let most = all().map(|replica| self.loads[replica].requests).min()?;
-        let most = config.imbalance.most(most);
+        let least = all().map(|replica| self.loads[replica].requests).min()?;
+        let (most, gathers) = (config.imbalance.most(least), least >= config.gather_at);
         let fits = |replica: &usize| self.loads[*replica].requests <= most;
         let own = request.session.and_then(|session| self.sessions.get(&session).copied()).filter(available);
         if config.route == Route::Prefix {
             for prefix in prefixes(request.prompt).rev() {
-                let holds = |r: &usize| self.stored[*r].contains(prefix) || self.is_in_use(*r, prefix);
+                let holds =
+                    |r: &usize| self.stored[*r].contains(prefix) || gathers && self.is_in_use(*r, prefix);
                 let best = all().filter(holds).filter(fits).min_by_key(|&replica| (key(replica), replica));
                 if best.is_some() {
                     return best;
@@ -230,6 +235,7 @@ fn picks_are_those_of_a_naive_model() {
         let config = RouterConfig {
             request_weight: random.below(9),
             block_size: BLOCK as u32,
+            gather_at: random.below(4),
             imbalance: Imbalance { requests: random.below(6), factor: 1.0 + random.below(3) as f64 / 2.0 },
             ..RouterConfig::new(Route::ALL[seed as usize % Route::ALL.len()])
         };
