@@ -8,6 +8,7 @@ use std::collections::hash_map::Entry;
 
 /// The replicas that hold a block, sorted; a replica may be listed several times.
 #[derive(Clone, Debug)]
+#[expect(clippy::box_collection, reason = "a vector in place makes every entry of the map a third larger")]
 enum Holders {
     One(u32),
     Many(Box<Vec<u32>>),
