@@ -26,7 +26,7 @@ use zeromq::{PullSocket, RouterSocket, SocketRecv, SocketSend, ZmqError, ZmqMess
 /// Time that the workers have to end their requests before they are killed.
 const EXIT_TIME: Duration = Duration::from_secs(2);
 
-/// Receives the counters of a replica.
+/// Receives the counters of a replica; an empty list when its process has ended.
 pub type OnCounters = Box<dyn FnMut(usize, &[u64]) + std::marker::Send>;
 /// Receives lines for the log: whether something is wrong, and what.
 pub type OnLog = Box<dyn FnMut(bool, &str) + std::marker::Send>;
@@ -283,11 +283,13 @@ impl ServingFleet<'_> {
         match message {
             FromWorker::Results(mut outbox) => {
                 let ended = outbox.ended.len();
-                if self.front.results(replica, &mut outbox, monotonic::now()).is_err() {
-                    (self.workers.on_log)(true, &format!("replica {replica}: results are out of order"));
-                    return self.workers.replicas[replica].kill();
-                }
+                let are_in_order = self.front.results(replica, &mut outbox, monotonic::now());
                 (self.deliver)(&outbox);
+                if !are_in_order {
+                    // Its requests continue elsewhere, from the last token that has arrived.
+                    (self.workers.on_log)(true, &format!("replica {replica}: tokens are missing"));
+                    self.workers.replicas[replica].kill();
+                }
                 if ended > 0 {
                     self.publish();
                 }
@@ -313,6 +315,7 @@ impl ServingFleet<'_> {
             let line = format!("replica {replica} has ended: {why}; it is started again in {seconds:.1} s");
             (self.workers.on_log)(true, &line);
         }
+        (self.workers.on_counters)(replica, &[]);
         self.front.lost(replica, monotonic::now());
         self.publish();
     }

@@ -13,7 +13,7 @@ mod tests;
 use crate::open_request::{Ending, OpenRequest, Placement};
 use kvasir_engine::{Fault, Finish, Message, Nanos, Outbox, RouteRequest, Router, SessionId};
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
@@ -42,10 +42,6 @@ pub(crate) struct Front {
     /// Ends and reports that no worker sends.
     pub(crate) outbox: Outbox,
 }
-
-/// Results that cannot be right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WrongResults;
 
 impl Front {
     /// A front over `replicas` workers, none of which is ready.
@@ -116,57 +112,39 @@ impl Front {
     }
 
     /// Takes the results of a worker: replaces the tags of runs by the caller's, and drops what belongs to
-    /// runs that were moved away.
-    pub(crate) fn results(
-        &mut self,
-        replica: usize,
-        outbox: &mut Outbox,
-        now: Nanos,
-    ) -> Result<(), WrongResults> {
+    /// runs that were moved away. False if tokens are missing.
+    pub(crate) fn results(&mut self, replica: usize, outbox: &mut Outbox, now: Nanos) -> bool {
         let Outbox { events, tokens, ended, admitted, progress, mirostat, retained, kv_events, .. } = outbox;
         kv_events.drain(..).for_each(|event| self.router.apply(replica, &event));
+        // A client hears of the first admission only.
         admitted.retain_mut(|(tag, cached)| {
-            self.rename(replica, tag).is_some_and(|open| {
-                open.admitted(*cached, now);
-                true
-            })
+            self.rename(replica, tag).is_some_and(|open| open.admitted(*cached, now))
         });
         progress.retain_mut(|(tag, _)| self.rename(replica, tag).is_some());
-        let mut dropped = HashSet::new();
+        let (mut finished, mut are_in_order) = (HashMap::new(), true);
         for (index, event) in events.iter_mut().enumerate() {
-            let run = event.tag;
-            let is_lost = event.finish == Some(Finish::Failed(Fault::DeviceLost));
-            let new = tokens.get(event.tokens.range()).ok_or(WrongResults)?;
+            let (run, is_lost) = (event.tag, event.finish == Some(Finish::Failed(Fault::DeviceLost)));
+            let new = tokens.get(event.tokens.range()).unwrap_or(&[]);
             let mu = mirostat.iter().find(|(at, _)| *at as usize == index).map(|(_, mu)| *mu);
-            let kept = match self.rename(replica, &mut event.tag) {
-                Some(open) if !is_lost => {
-                    // A client's stop may shorten an answer behind its newest tokens.
-                    let is_in_order = open.extend(event.first, new, mu, now) || event.finish.is_some();
-                    is_in_order.then_some(()).ok_or(WrongResults)?;
-                    true
-                }
-                _ => false,
-            };
-            if !kept {
-                dropped.insert(event.request);
+            let open = self.rename(replica, &mut event.tag).filter(|_| !is_lost);
+            let is_taken = open.is_some_and(|open| {
+                // A client's stop may shorten an answer behind its newest tokens.
+                let is_in_order = open.extend(event.first, new, mu, now) || event.finish.is_some();
+                are_in_order &= is_in_order;
+                is_in_order
+            });
+            if is_taken {
+                let ended = event.finish.and_then(|_| self.forget(run));
+                finished.extend(ended.map(|open| (event.request, open)));
+            } else {
                 (event.tag, event.finish, event.tokens) = (0, None, Default::default());
                 if is_lost {
                     self.lose(run, now);
                 }
-            } else if event.finish.is_some() {
-                self.forget(run);
             }
         }
-        let mut tags = HashMap::new();
-        tags.extend(
-            events.iter().filter(|event| event.finish.is_some()).map(|event| (event.request, event.tag)),
-        );
-        ended.retain_mut(|summary| match tags.get(&summary.request) {
-            Some(tag) if !dropped.contains(&summary.request) => {
-                summary.tag = *tag;
-                true
-            }
-            _ => false,
+        ended.retain_mut(|summary| {
+            finished.get(&summary.request).map(|open| open.complete(summary)).is_some()
         });
         retained.retain(|(session, tokens)| {
             let is_home = self.sessions.get(session) == Some(&replica);
@@ -176,7 +154,7 @@ impl Front {
             is_home
         });
         self.place_waiting();
-        Ok(())
+        are_in_order
     }
 
     /// A worker takes requests.
@@ -205,7 +183,7 @@ impl Front {
             let Some(open) = self.requests.get_mut(&tag).filter(|open| open.ending.is_none()) else {
                 continue;
             };
-            if let Some(Placement { tag: run, charge, .. }) = open.placement.take() {
+            if let Some(Placement { tag: run, charge, .. }) = open.displace() {
                 self.runs.remove(&run);
                 self.router.release(charge);
                 self.send(replica, Message::Abort { tag: run });
@@ -257,18 +235,19 @@ impl Front {
     fn lose(&mut self, run: u64, now: Nanos) {
         let Some(tag) = self.runs.remove(&run) else { return };
         let Some(open) = self.requests.get_mut(&tag) else { return };
-        open.placement.take().into_iter().for_each(|placement| self.router.release(placement.charge));
-        if let Some(finish) = open.lost() {
+        let Some(Placement { runs, charge, .. }) = open.displace() else { return };
+        self.router.release(charge);
+        if let Some(finish) = open.lost(runs) {
             open.end(finish, now, &mut self.outbox);
             self.requests.remove(&tag);
         }
     }
 
     /// A run has ended, and its request with it.
-    fn forget(&mut self, run: u64) {
-        let Some(tag) = self.runs.remove(&run) else { return };
-        let Some(open) = self.requests.remove(&tag) else { return };
-        open.placement.into_iter().for_each(|placement| self.router.release(placement.charge));
+    fn forget(&mut self, run: u64) -> Option<OpenRequest> {
+        let mut open = self.requests.remove(&self.runs.remove(&run)?)?;
+        open.placement.take().into_iter().for_each(|placement| self.router.release(placement.charge));
+        Some(open)
     }
 
     /// The client ends a request.
@@ -285,7 +264,7 @@ impl Front {
                 self.send(replica, message);
             }
             None => {
-                let finish = open.lost().unwrap_or(Finish::Aborted);
+                let finish = open.lost(false).unwrap_or(Finish::Aborted);
                 open.end(finish, now, &mut self.outbox);
                 self.requests.remove(&tag);
             }
@@ -340,7 +319,7 @@ impl Front {
         for (i, charge) in charges.into_iter().enumerate() {
             let (own, run) = (tag.wrapping_add(i as u64), first_run + i as u64);
             if let Some(open) = self.requests.get_mut(&own) {
-                open.placement = Some(Placement { replica, tag: run, charge });
+                open.placement = Some(Placement { replica, tag: run, runs: false, charge });
                 self.runs.insert(run, own);
             }
         }

@@ -7,9 +7,9 @@ use kvasir_engine::{
 use kvasir_kv::{Span, Token};
 use std::sync::Arc;
 
-/// Losses in a row, without a token in between, after which a request fails: it may be what ends the
-/// workers.
-const MAX_LOSSES: u32 = 3;
+/// Workers lost in a row while they ran a request, without a token in between, after which the request
+/// fails: it may be what ends them.
+const MAX_LOSSES: u32 = 5;
 
 /// A request without its end.
 #[derive(Debug)]
@@ -27,8 +27,10 @@ pub(crate) struct OpenRequest {
     mu: Option<f32>,
     cached: u32,
     timings: Timings,
-    /// Workers that were lost since its newest token.
+    /// Workers that were lost while they ran it, since its newest token.
     losses: u32,
+    /// Whether any worker was lost that had it.
+    was_moved: bool,
 }
 
 /// A run of a request on a worker.
@@ -38,6 +40,8 @@ pub(crate) struct Placement {
     /// The tag that the worker knows it by. Each run has its own, so that results of an earlier run are
     /// not taken for those of a later one.
     pub(crate) tag: u64,
+    /// Whether it was admitted there.
+    pub(crate) runs: bool,
     pub(crate) charge: Charge,
 }
 
@@ -63,6 +67,7 @@ impl OpenRequest {
             cached: 0,
             timings: Timings { arrived: now, ..Timings::default() },
             losses: 0,
+            was_moved: false,
         }
     }
 
@@ -78,25 +83,43 @@ impl OpenRequest {
 
     /// Whether it has run before.
     pub(crate) fn has_run(&self) -> bool {
-        self.losses > 0 || self.timings.admitted.is_some()
+        self.was_moved
     }
 
     /// The request that continues it in another engine, under this tag.
     pub(crate) fn resumed(&self, tag: u64) -> Request {
         let mut request = self.request.sibling(self.sibling);
         request.tag = tag;
-        request.params.resumption = Some(Box::new(Resumption {
-            outputs: self.outputs.clone(),
-            mu: self.mu,
-            cached: self.cached,
-            timings: self.timings,
-        }));
+        request.params.resumption =
+            Some(Box::new(Resumption { outputs: self.outputs.clone(), mu: self.mu, timings: self.timings }));
         request
     }
 
-    pub(crate) fn admitted(&mut self, cached: u32, now: Nanos) {
-        self.cached = cached;
-        self.timings.admitted = Some(now);
+    /// Notes that its worker runs it. True if none has before.
+    pub(crate) fn admitted(&mut self, cached: u32, now: Nanos) -> bool {
+        self.placement.iter_mut().for_each(|placement| placement.runs = true);
+        let is_first = self.timings.admitted.is_none();
+        if is_first {
+            self.cached = cached;
+            self.timings.admitted = Some(now);
+        }
+        is_first
+    }
+
+    /// Takes its placement away.
+    pub(crate) fn displace(&mut self) -> Option<Placement> {
+        let placement = self.placement.take()?;
+        self.was_moved = true;
+        Some(placement)
+    }
+
+    /// Completes the summary of its last run by what was before.
+    pub(crate) fn complete(&self, summary: &mut Summary) {
+        summary.tag = self.tag();
+        if self.was_moved {
+            summary.cached = self.cached;
+            summary.timings.admitted = self.timings.admitted.or(summary.timings.admitted);
+        }
     }
 
     /// Takes over new outputs, the first of which has the index `first`. False if outputs are missing.
@@ -114,9 +137,10 @@ impl OpenRequest {
         true
     }
 
-    /// Notes that its worker was lost. Returns why it ends, if it does not continue elsewhere.
-    pub(crate) fn lost(&mut self) -> Option<Finish> {
-        self.losses += 1;
+    /// Notes that its worker was lost while it `ran` the request or had it in its queue. Returns why the
+    /// request ends, if it does not continue elsewhere.
+    pub(crate) fn lost(&mut self, ran: bool) -> Option<Finish> {
+        self.losses += u32::from(ran);
         match self.ending {
             Some(Ending::Abort) => Some(Finish::Aborted),
             Some(Ending::StopAt(keep)) => {

@@ -172,9 +172,10 @@ fn answer_all(
                 })
             })
             .collect();
-        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        let answered: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         done.store(true, Ordering::Relaxed);
         others.join().unwrap();
+        answered.into_iter().for_each(|answered| answered.unwrap());
     });
     answers.into_iter().map(|answer| answer.into_inner().unwrap()).collect()
 }

@@ -18,8 +18,6 @@ pub struct Resumption {
     pub outputs: Vec<Token>,
     /// Mirostat's `mu` after them, if the request has Mirostat: it does not follow from the tokens.
     pub mu: Option<f32>,
-    /// Its prompt tokens that were served from the KV cache when it was first admitted.
-    pub cached: u32,
-    /// When it arrived, was admitted, and had its first token.
+    /// When it arrived, and had its first token. It is admitted anew.
     pub timings: Timings,
 }

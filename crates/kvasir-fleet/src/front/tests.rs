@@ -159,7 +159,7 @@ impl Simulation {
             60..90 => {
                 worker.collect();
                 if let Some(mut outbox) = worker.results.pop_front() {
-                    self.front.results(replica, &mut outbox, 1).unwrap();
+                    assert!(self.front.results(replica, &mut outbox, 1));
                     self.deliver(&outbox);
                 }
             }
@@ -225,17 +225,29 @@ fn answers_survive_their_workers() {
     assert!(losses > 1000 && whole > 3000, "{losses}, {whole}");
 }
 
+/// A request that ends the workers that run it fails; those that wait beside it do not.
 #[test]
 fn a_request_that_ends_its_workers_fails() {
     let mut random = Random::new(1);
     let mut simulation = Simulation::new(&mut random);
-    simulation.add(&mut random);
-    for _ in 0..9 {
+    // A prompt of several steps: the worker ends before the first token.
+    let request = Request { tag: 1, prompt: vec![100; 60], ..Request::default() };
+    simulation.answers.insert(1, Answer::default());
+    simulation.front.take(Message::Add { request: Box::new(request), n: 1 }, 1);
+    let mut losses = 0;
+    while !simulation.front.is_idle() {
         simulation.flush();
-        let replica = simulation.front.requests.values().find_map(|open| open.placement.as_ref());
-        let Some(replica) = replica.map(|placement| placement.replica) else { break };
+        let placement = simulation.front.requests[&1].placement.as_ref().unwrap();
+        let replica = placement.replica;
+        let worker = simulation.workers[replica].as_mut().unwrap();
+        worker.take_message();
+        worker.step();
+        let mut outbox = worker.results.pop_front().unwrap();
+        assert!(simulation.front.results(replica, &mut outbox, 1));
         simulation.kill(replica, &mut random);
+        losses += 1;
     }
     simulation.flush();
-    assert!(simulation.answers.values().all(|answer| answer.ends == [Finish::Failed(Fault::DeviceLost)]));
+    assert_eq!(losses, 5);
+    assert_eq!(simulation.answers[&1].ends, [Finish::Failed(Fault::DeviceLost)]);
 }

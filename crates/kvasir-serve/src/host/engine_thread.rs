@@ -33,8 +33,12 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
+use tokio::time::sleep;
+
+/// Interval at which the end of the engine's thread is looked for.
+const EXIT_POLL: Duration = Duration::from_millis(5);
 
 /// Handle of an engine that runs on its own thread.
 ///
@@ -205,6 +209,14 @@ impl Host {
     /// Why the engine has stopped, if it has.
     pub fn exit(&self) -> Option<Exit> {
         locked(&self.exit).clone()
+    }
+
+    /// Waits until the engine's thread has ended, and with it the workers of a fleet; at most this long.
+    pub async fn ended(&self, at_most: Duration) {
+        let begin = Instant::now();
+        while self.exit().is_none() && begin.elapsed() < at_most {
+            sleep(EXIT_POLL).await;
+        }
     }
 
     /// Why no request can be served now, if so: stopped, draining or stalled.

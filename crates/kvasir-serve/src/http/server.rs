@@ -52,6 +52,9 @@ async fn serve_probes(app: oneshot::Receiver<Arc<App>>, listener: LimitListener)
     }
 }
 
+/// Time that the engine has to end after the last answer.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Serves until `stop` resolves, then shuts down gracefully: running answers have until `cut`
 /// resolves. Returns the number of answers that were aborted.
 pub async fn serve(
@@ -84,6 +87,7 @@ pub async fn serve(
             aborted
         }
     };
+    app.host.ended(EXIT_TIMEOUT).await;
     app.host.reports().flush(FLUSH_TIMEOUT);
     aborted
 }

@@ -10,7 +10,7 @@ use crate::metrics::prometheus::{COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS
 use kvasir_engine::{Core, Nanos, Observer};
 use kvasir_exec::{Step, StepError};
 use std::{
-    array,
+    array, iter,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -228,13 +228,17 @@ impl ReplicaMetrics {
         self.replicas.iter().map(|metrics| &**metrics).enumerate()
     }
 
-    /// Takes over a snapshot of a replica. One with fewer steps than the last is of another process.
+    /// Takes over a snapshot of a replica; an empty one says that its process has ended. One with fewer
+    /// steps than the last is of another process.
     pub(crate) fn update(&self, replica: usize, snapshot: &[u64]) {
         let Some(metrics) = self.replicas.get(replica) else { return };
         // No holder of the lock can leave it half changed.
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let (before, steps) = (metrics.snapshot(), metrics.steps.get());
-        metrics.set(snapshot.iter().copied());
+        match snapshot {
+            [] => metrics.set(iter::repeat(0)),
+            _ => metrics.set(snapshot.iter().copied()),
+        }
         if metrics.steps.get() < steps {
             ended[replica].iter_mut().zip(before).for_each(|(sum, value)| *sum += value);
         }
@@ -278,6 +282,6 @@ mod tests {
         assert_eq!((total.running.get(), total.steps.get()), (5, 35));
         replicas.update(7, &snapshot(1, 5));
         replicas.update(0, &[]);
-        assert_eq!(total.steps.get(), 35);
+        assert_eq!((total.running.get(), total.steps.get()), (4, 35));
     }
 }

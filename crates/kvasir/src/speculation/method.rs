@@ -7,10 +7,10 @@ use kvasir_engine::Drafter;
 use kvasir_formats::Checkpoint;
 use kvasir_program::Model;
 use kvasir_sim::Shape;
+use std::fmt;
 
 /// A way to propose tokens. [`DRAFT_METHODS`](super::DRAFT_METHODS) lists all; `--spec`, its help
 /// and its errors follow from that table.
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct DraftMethod {
     /// Name in `--spec`.
@@ -24,8 +24,14 @@ pub struct DraftMethod {
     pub(super) proposer: Proposer,
 }
 
+impl fmt::Debug for DraftMethod {
+    /// The name says all: the addresses of functions differ between processes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
 /// Where proposals are made.
-#[derive(Debug)]
 pub(super) enum Proposer {
     /// On the host, between steps.
     Host(fn(&DraftParameters) -> Box<dyn Drafter>),

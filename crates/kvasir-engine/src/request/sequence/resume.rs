@@ -18,8 +18,6 @@ impl Sequence {
         if let (Some(mirostat), Some(mu)) = (&self.cold.mirostat, resumption.mu) {
             mirostat.resume(resumption.outputs.len(), mu);
         }
-        let last_token = self.cold.timings.last_token.or(resumption.timings.last_token);
-        self.cold.timings = Timings { finished: None, last_token, ..resumption.timings };
-        self.cold.first_hit = resumption.cached;
+        self.cold.timings = Timings { admitted: None, finished: None, ..resumption.timings };
     }
 }
