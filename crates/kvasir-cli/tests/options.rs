@@ -267,6 +267,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("serve", "context-shift", "@ serve/full_context.rs"),
     ("serve", "max-priority", "? --order priority | --max-priority 3"),
     ("serve", "max-connections-per-peer", "| --max-connections-per-peer 0"),
+    ("serve", "dp", "@ serve/fleet.rs"),
+    ("serve", "route", "? --dp | --route prefix"),
     ("serve", "open-health", "| --open-health=no"),
     ("serve", "allow-pull", "@ hub/served.rs"),
     ("serve", "step-timeout", "| --step-timeout 0"),
