@@ -208,7 +208,7 @@ export async function continued({ page, address }) {
   });
   await ask(page, "What is 17 + 25?");
   await page.waitForSelector(".msg .wrong");
-  assert.match(await page.locator(".msg .wrong").innerText(), /server no longer has this answer.*What had come is kept/);
+  assert.match(await page.locator(".msg .wrong").innerText(), /server no longer has this answer.*The text received so far is kept/);
   await page.click(".wrong [data-act=continue]");
   await rest(page);
   assert.deepEqual(await answers(page), ["17 + 25 = 42"]);

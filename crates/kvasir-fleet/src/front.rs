@@ -116,7 +116,7 @@ impl Front {
     pub(crate) fn results(&mut self, replica: usize, outbox: &mut Outbox, now: Nanos) -> bool {
         let Outbox { events, tokens, ended, admitted, progress, mirostat, retained, kv_events, .. } = outbox;
         kv_events.drain(..).for_each(|event| self.router.apply(replica, &event));
-        // A client hears of the first admission only.
+        // A client receives only the first admission.
         admitted.retain_mut(|(tag, cached)| {
             self.rename(replica, tag).is_some_and(|open| open.admitted(*cached, now))
         });

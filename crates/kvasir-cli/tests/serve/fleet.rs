@@ -150,17 +150,17 @@ fn answer(server: &Server, (path, body): &(&str, Value)) -> Vec<(String, String,
     answers
 }
 
-/// Answers all requests, some at a time, while `meanwhile` runs.
+/// Answers all requests, some at a time, while `concurrent` runs.
 fn answer_all(
     server: &Server,
     requests: &[(&'static str, Value)],
-    meanwhile: impl FnOnce(&AtomicBool) + Send,
+    concurrent: impl FnOnce(&AtomicBool) + Send,
 ) -> Vec<Vec<(String, String, u64)>> {
     let done = AtomicBool::new(false);
     let next = std::sync::atomic::AtomicUsize::new(0);
     let answers: Vec<_> = requests.iter().map(|_| std::sync::Mutex::new(Vec::new())).collect();
     thread::scope(|scope| {
-        let others = scope.spawn(|| meanwhile(&done));
+        let others = scope.spawn(|| concurrent(&done));
         let workers: Vec<_> = (0..32)
             .map(|_| {
                 scope.spawn(|| {
@@ -240,7 +240,7 @@ fn drained_and_restarted_replicas_lose_nothing() {
     assert_eq!(fleet.server.send("GET", "/health", "", "").1, r#"{"status":"ok"}"#);
     let missing = fleet.server.send("POST", "/v1/admin/replicas/2/drain", JSON, "");
     assert_eq!(missing.0, 404, "{}", missing.1);
-    assert!(missing.1.contains("they are 0 to 1"), "{}", missing.1);
+    assert!(missing.1.contains("ids are 0 to 1"), "{}", missing.1);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a request has generated in another engine before it continues in this one.
 //!
 //! A resumed request is in the state of a preempted one: its outputs are part of its tokens and are
-//! computed again, its noise goes on at the next position, and its constraint, penalties and stop
+//! computed again, its noise continues at the next position, and its constraint, penalties and stop
 //! sequences see the outputs. So its tokens are those that the other engine would have sampled.
 //!
 //! Guarded by `tests/resumption.rs`.

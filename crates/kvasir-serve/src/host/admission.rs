@@ -1,10 +1,10 @@
 //! Admission control of the server: open answers per server and per API key, and their token
 //! budget.
 //!
-//! `AdmissionLimits` holds the limits, `Clients` the registry of open answers. With `key_shares`, an
-//! API key may hold at most three times what is free, of answers and of tokens (dynamic thresholds;
-//! Choudhury and Hahne, 1998). One busy key then leaves a quarter free, and k of them 1/(3k + 1). A
-//! key without open answers may take all that is free.
+//! `AdmissionLimits` holds the limits, `Clients` the registry of open answers. With `key_shares`,
+//! dynamic thresholds (Choudhury and Hahne, 1998) limit each API key: it may hold at most three
+//! times the free answers, and three times the free tokens. One busy key then leaves a quarter
+//! free, and k busy keys leave 1/(3k + 1). A key without open answers may take all that is free.
 //!
 //! `AdmissionLimits::check_feasible` rejects with 400 what can never fit; `Clients::admit` rejects
 //! with 429 what does not fit now.
@@ -25,7 +25,7 @@ pub struct AdmissionLimits {
     pub answers_per_key: usize,
     /// Total tokens of prompts and expected answers.
     pub tokens: u64,
-    /// Whether answers and tokens are shared between API keys.
+    /// Whether dynamic thresholds limit the answers and tokens of each API key.
     pub key_shares: bool,
 }
 
@@ -40,8 +40,8 @@ impl AdmissionLimits {
     pub(crate) fn at_once(&self, tokens: u64) -> usize {
         let by_tokens = usize::try_from(self.tokens / tokens.max(1)).unwrap_or(usize::MAX);
         let all = self.answers.min(by_tokens);
-        let most = if self.key_shares { (all / 4 * 3).max(1) } else { all };
-        most.min(self.answers_per_key)
+        let limit = if self.key_shares { (all / 4 * 3).max(1) } else { all };
+        limit.min(self.answers_per_key)
     }
 
     /// Rejects a request that can never fit: `n` answers to each of `prompts` prompts, `tokens` in
@@ -79,25 +79,26 @@ pub(crate) struct Client {
     pub(crate) tokens: u64,
     /// Time of the last delivery, for inter-token latency.
     pub(crate) delivered_at: Option<Instant>,
-    /// Its connection is cut, so it gets no more output; the engine has not confirmed the end yet.
+    /// Its connection is closed because it reads too slowly: output is dropped until the engine
+    /// reports the end of the request.
     pub(crate) is_cut: bool,
 }
 
-/// Open answers of a key and their tokens.
+/// Open answers of a key, and the tokens of their prompts and expected answers.
 #[derive(Clone, Copy, Debug, Default)]
-struct Open {
+struct KeyUsage {
     answers: usize,
     tokens: u64,
 }
 
-/// With `key_shares`, most of what a key may hold, per unit that then is free.
-const SHARE_OF_FREE: u64 = 3;
+/// Factor of the dynamic thresholds: what a key may hold, relative to what is free.
+const THRESHOLD_FACTOR: u64 = 3;
 
 /// Registry of open answers, with totals per key.
 #[derive(Default)]
 pub(crate) struct Clients {
     pub(crate) by_tag: HashMap<u64, Client>,
-    by_key: HashMap<u64, Open>,
+    by_key: HashMap<u64, KeyUsage>,
     tokens: u64,
     /// The engine has stopped: no answer may be opened any more.
     is_closed: bool,
@@ -164,18 +165,21 @@ impl Clients {
             );
             return Err((Rejected::TokensWaiting, why));
         }
-        // Without keys all clients are key 0.
-        let has_share = limits.key_shares && key != 0 && own.answers > 0;
-        let is_beyond = |held: u64, free: u64| has_share && held > SHARE_OF_FREE.saturating_mul(free);
+        // Key 0 stands for all clients of a server without API keys.
+        let is_limited = limits.key_shares && key != 0 && own.answers > 0;
+        let is_above_threshold =
+            |held: u64, free: u64| is_limited && held > THRESHOLD_FACTOR.saturating_mul(free);
         let free = limits.answers - self.by_tag.len() - n;
-        if is_beyond((own.answers + n) as u64, free as u64) {
-            let why =
-                format!("{} answers of this key are open; the free ones are for other keys", own.answers);
+        if is_above_threshold((own.answers + n) as u64, free as u64) {
+            let why = format!(
+                "{} answers of this key are open; the free ones are reserved for other keys",
+                own.answers
+            );
             return Err((Rejected::KeyLimit, why));
         }
-        if is_beyond(own.tokens.saturating_add(tokens), limits.tokens - self.tokens - tokens) {
+        if is_above_threshold(own.tokens.saturating_add(tokens), limits.tokens - self.tokens - tokens) {
             let why = format!(
-                "open answers of this key and their prompts may have {} tokens; the free ones are for other keys",
+                "open answers of this key and their prompts hold {} tokens; the free ones are reserved for other keys",
                 own.tokens
             );
             return Err((Rejected::KeyLimit, why));
@@ -218,7 +222,7 @@ mod tests {
         assert!(clients.remove(2).is_some());
         assert_eq!((clients.tokens, clients.by_key.len(), clients.by_tag.len()), (0, 0, 0));
     }
-    /// Open answers per key when each opens as many as it may, one at a time in turn.
+    /// Open answers per key, if all keys in turn open one answer until none is admitted.
     fn greedy(limits: AdmissionLimits, keys: &[u64]) -> Vec<usize> {
         let mut clients = Clients::default();
         let mut tag = 0;

@@ -81,7 +81,8 @@ impl Delivery {
     }
 
     /// Closes the connection of a client that does not read its answer, and drops the unread
-    /// output. The client stays registered until the request ends, which is counted and reported.
+    /// output. The client stays registered until the request ends, so that its end is counted and
+    /// reported.
     fn cut(&mut self, client: &mut Client) {
         client.is_cut = true;
         self.wakers.extend(client.buffer.put(RequestOutput::clear));
@@ -149,7 +150,10 @@ mod tests {
         assert_eq!(error.status, 503);
         drop(streams);
         let ended = received.recv_timeout(timeout).unwrap();
-        assert!(matches!(ended, ReportEvent::Ended { context, .. } if context.key == 815), "the log has it");
+        assert!(
+            matches!(ended, ReportEvent::Ended { context, .. } if context.key == 815),
+            "the end is reported"
+        );
         assert_eq!(host.open(), 0);
         let page = host.metrics().page(Names::Own, "tiny", 0);
         let is_counted = |line: &str| {

@@ -37,7 +37,7 @@ use std::{
 };
 use tokio::time::sleep;
 
-/// Interval at which the end of the engine's thread is looked for.
+/// Interval at which [`Host::ended`] polls for the exit of the engine's thread.
 const EXIT_POLL: Duration = Duration::from_millis(5);
 
 /// Handle of an engine that runs on its own thread.
@@ -81,7 +81,7 @@ impl Host {
         Self::serve(engine, cut_obstacle, None, limits, (metrics, reports, stall_detector))
     }
 
-    /// Starts a front over engines in other processes, as [`start`](Self::start) starts an engine.
+    /// Starts a host whose engines run in other processes (data parallelism).
     pub fn start_fleet(
         fleet: FleetParts,
         limits: AdmissionLimits,
@@ -211,7 +211,8 @@ impl Host {
         locked(&self.exit).clone()
     }
 
-    /// Waits until the engine's thread has ended, and with it the workers of a fleet; at most this long.
+    /// Waits until the engine's thread has ended, which ends the worker processes of a fleet first.
+    /// Returns after `at_most` in any case.
     pub async fn ended(&self, at_most: Duration) {
         let begin = Instant::now();
         while self.exit().is_none() && begin.elapsed() < at_most {
@@ -238,7 +239,7 @@ impl Host {
         (open > 0).then(|| format!("no step has completed for {seconds:.1} s with {open} open answers"))
     }
 
-    /// Whether some replica takes no requests.
+    /// Whether any replica is not ready. False if the engine runs in this process.
     pub fn is_degraded(&self) -> bool {
         let replicas = self.replicas().map(Replicas::status).unwrap_or_default();
         replicas.iter().any(|replica| replica.phase != ReplicaPhase::Ready)
@@ -324,15 +325,15 @@ impl Host {
     }
 }
 
-/// A front over engines in other processes.
+/// What a [`Host`] needs to serve with engines in other processes.
 pub struct FleetParts {
-    /// Serves requests.
+    /// Routes requests to the replicas, and delivers their output.
     pub serving: Box<dyn Serving>,
-    /// Its replicas.
+    /// Lists, drains and restarts the replicas.
     pub replicas: Arc<dyn Replicas>,
     /// Why no range can be cut out of a session, if so.
     pub cut_obstacle: Option<String>,
-    /// Receives what the replicas count.
+    /// Receives the counters of the replicas.
     pub metrics: ReplicaObserver,
 }
 
@@ -344,14 +345,15 @@ pub struct ReplicaObserver {
 }
 
 impl ReplicaObserver {
-    /// For this many replicas. If no step completes within `timeout` while answers are pending, the fleet
-    /// counts as stalled.
+    /// An observer of `replicas` engines. If none completes a step within `timeout` while answers
+    /// are pending, the fleet counts as stalled.
     pub fn new(replicas: usize, timeout: Duration) -> Self {
         let metrics = Arc::new(Metrics::of_replicas(replicas));
         Self { metrics, stall_detector: StallDetector::new(timeout) }
     }
 
-    /// Takes over the counters of a replica.
+    /// Replaces the counters of a replica by a snapshot of its `EngineMetrics`; an empty one says
+    /// that the process of the replica has ended.
     pub fn update(&self, replica: usize, counters: &[u64]) {
         let steps = self.metrics.engine.steps.get();
         if let Some(replicas) = &self.metrics.replicas {

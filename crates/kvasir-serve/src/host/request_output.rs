@@ -20,10 +20,10 @@ pub struct RequestOutput {
     pub scores: Vec<TokenLogprobs>,
     /// Prompt tokens served from the KV cache, once, when the request is admitted.
     pub cached: Option<u32>,
-    /// When it was admitted, with `cached`.
+    /// When the request was admitted; set together with `cached`.
     pub admitted: Option<Instant>,
-    /// Prompt tokens whose K/V is written, and the end of the step that wrote the last of them, if
-    /// the request has `return_progress`.
+    /// Prompt tokens whose K/V is written, and when the step that wrote the last of them was
+    /// delivered, if the request has `return_progress`.
     pub processed: Option<(u32, Instant)>,
     /// Hidden state of the prompt's last token, with the first output if requested.
     pub hidden: Vec<f32>,

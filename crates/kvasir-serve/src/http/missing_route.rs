@@ -110,8 +110,8 @@ fn explanation(method: &str, path: &str) -> String {
 }
 
 /// The endpoint whose path is a suffix of this one, or the reverse: clients are configured with
-/// addresses with and without `/v1`. Of endpoints with equally similar paths, one that takes the
-/// method.
+/// addresses with and without `/v1`. Among equally similar paths, endpoints with this method come
+/// first.
 fn similar(method: &str, path: &str) -> Option<&'static Endpoint> {
     let requested = segments(path);
     let method = if method == "HEAD" { "GET" } else { method };

@@ -52,7 +52,7 @@ async fn serve_probes(app: oneshot::Receiver<Arc<App>>, listener: LimitListener)
     }
 }
 
-/// Time that the engine has to end after the last answer.
+/// Time limit for the exit of the engine's thread after the last answer.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves until `stop` resolves, then shuts down gracefully: running answers have until `cut`

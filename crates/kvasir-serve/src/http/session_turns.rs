@@ -31,7 +31,7 @@ impl App {
         }
     }
 
-    /// Ends a pinned prefix, or all, of a key or of all keys; returns them.
+    /// Ends the pinned prefix of this id, or all, of one key or of all keys; returns their ids.
     pub(super) fn end_pins(&self, id: Option<SessionId>, owner: Option<u64>) -> Vec<SessionId> {
         let ended = self.pins.remove(id, owner);
         ended.iter().for_each(|id| self.host.end_session(*id));
@@ -57,8 +57,8 @@ impl App {
         Ok(Some((fields, earlier.len(), turn)))
     }
 
-    /// Begins a turn in the session of messages that a request names, if any; returns its messages so
-    /// far.
+    /// Begins a turn in the session of messages that a request names, if any. Returns the turn and
+    /// the messages so far.
     pub(super) fn begin_messages_turn(
         &self,
         key: u64,
@@ -74,7 +74,7 @@ impl App {
         Ok(Some((earlier, turn)))
     }
 
-    /// The messages of the session that a request names; none without one.
+    /// The messages of the session that a request names; empty if it names none.
     pub(super) fn messages_of_session(&self, key: u64, reader: &Reader) -> Result<Vec<Value>, ApiError> {
         let Some(name) = reader.text("session")? else { return Ok(Vec::new()) };
         let (_, session) = self.sessions.get(name, key)?;
@@ -104,9 +104,10 @@ impl App {
     }
 }
 
+/// Fails for a session of text.
 fn earlier_messages(session: &Session, reader: &Reader) -> Result<Vec<Value>, ApiError> {
     let earlier = session.messages().map(<[Value]>::to_vec);
-    earlier.ok_or_else(|| reader.error("session", "holds a text, to which completions append"))
+    earlier.ok_or_else(|| reader.error("session", "is a session of text, which only completions continue"))
 }
 
 /// Sessions append a single answer, so `n` must be 1.

@@ -1,9 +1,9 @@
 //! Metrics that an engine's steps update: queue, KV cache, steps, prefix hits, drafts.
 //!
-//! A worker process sends them as a list of numbers ([`EngineMetrics::snapshot`]); the server adds up the
-//! lists of its replicas ([`ReplicaMetrics`]).
+//! A worker process sends them as a list of numbers ([`EngineMetrics::snapshot`]). The server adds
+//! up the lists of its replicas ([`ReplicaMetrics`]).
 //!
-//! Updates take no lock and allocate nothing.
+//! The observer of an engine takes no lock, and allocates only for accepted drafts.
 
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::prometheus::{COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, TOKEN_BUCKETS};
@@ -82,33 +82,35 @@ impl Default for EngineMetrics {
     }
 }
 
-/// How values of several engines become one.
+/// How the values of several engines are aggregated.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    /// Now: those of running engines are added.
-    Level,
-    /// Since the start: those of ended engines count, too.
-    Count,
-    /// The same in all engines.
-    Same,
+enum Aggregation {
+    /// A current value: the sum over running processes.
+    Current,
+    /// A count since the start: the sum over running and ended processes.
+    Cumulative,
+    /// A constant of the configuration: the maximum, since engines that are not ready have 0.
+    Constant,
 }
 
 impl EngineMetrics {
-    /// The observer that updates them.
+    /// An engine observer that updates these metrics.
     pub fn observer(self: &Arc<Self>) -> Box<dyn Observer> {
         Box::new(MetricsObserver(Arc::clone(self)))
     }
 
-    /// All values, in an order that depends on the version of the program only.
+    /// All values, in an order that depends only on the program's version.
     pub fn snapshot(&self) -> Vec<u64> {
         self.cells().map(|(_, cell)| cell.load(Ordering::Relaxed)).collect()
     }
 
+    /// Replaces all values, in the order of a snapshot.
     fn set(&self, values: impl Iterator<Item = u64>) {
         self.cells().zip(values).for_each(|((_, cell), value)| cell.store(value, Ordering::Relaxed));
     }
 
-    fn cells(&self) -> impl Iterator<Item = (Kind, &AtomicU64)> {
+    /// All values in the order of a snapshot.
+    fn cells(&self) -> impl Iterator<Item = (Aggregation, &AtomicU64)> {
         let levels = [&self.running, &self.waiting, &self.capacity, &self.slots_held, &self.slots_cached];
         let levels = levels.into_iter().chain([&self.slots_retained]).map(Gauge::cell);
         let counters = [&self.steps, &self.failed_steps, &self.prefix_queries, &self.prefix_hits];
@@ -118,8 +120,9 @@ impl EngineMetrics {
         let totals = totals.into_iter().chain(&self.accepted_by_position).map(Gauge::cell);
         let histograms = [&self.step_time, &self.step_tokens].into_iter().flat_map(Histogram::cells);
         let counts = counters.chain(totals).chain(histograms);
-        let kinds = levels.map(|cell| (Kind::Level, cell)).chain(counts.map(|cell| (Kind::Count, cell)));
-        kinds.chain([(Kind::Same, self.block.cell())])
+        let current = levels.map(|cell| (Aggregation::Current, cell));
+        let cumulative = counts.map(|cell| (Aggregation::Cumulative, cell));
+        current.chain(cumulative).chain([(Aggregation::Constant, self.block.cell())])
     }
 
     /// Updates the gauges.
@@ -209,10 +212,11 @@ impl Observer for MetricsObserver {
 /// Metrics of the replicas of a fleet, and their sums.
 #[derive(Debug)]
 pub(crate) struct ReplicaMetrics {
-    /// Those of the running processes.
+    /// Metrics of the running process, by replica.
     replicas: Vec<Arc<EngineMetrics>>,
-    /// Counts of the processes that have ended, by replica.
+    /// Sums over ended processes, by replica, in the order of a snapshot.
     ended: Mutex<Vec<Vec<u64>>>,
+    /// Sums over all replicas.
     total: Arc<EngineMetrics>,
 }
 
@@ -224,15 +228,15 @@ impl ReplicaMetrics {
         Self { replicas, ended: Mutex::new(ended), total }
     }
 
-    pub(super) fn of_replicas(&self) -> impl Iterator<Item = (usize, &EngineMetrics)> {
+    pub(super) fn by_replica(&self) -> impl Iterator<Item = (usize, &EngineMetrics)> {
         self.replicas.iter().map(|metrics| &**metrics).enumerate()
     }
 
-    /// Takes over a snapshot of a replica; an empty one says that its process has ended. One with fewer
-    /// steps than the last is of another process.
+    /// Replaces the metrics of a replica by a snapshot; an empty one says that its process has
+    /// ended. A snapshot with fewer steps than the last is that of a new process.
     pub(crate) fn update(&self, replica: usize, snapshot: &[u64]) {
         let Some(metrics) = self.replicas.get(replica) else { return };
-        // No holder of the lock can leave it half changed.
+        // A poisoned lock is ignored: each value is valid by itself.
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let (before, steps) = (metrics.snapshot(), metrics.steps.get());
         match snapshot {
@@ -244,12 +248,12 @@ impl ReplicaMetrics {
         }
         let mut sums = vec![0; ended[replica].len()];
         for (metrics, ended) in self.replicas.iter().zip(&*ended) {
-            for ((sum, (kind, cell)), ended) in sums.iter_mut().zip(metrics.cells()).zip(ended) {
+            for ((sum, (aggregation, cell)), ended) in sums.iter_mut().zip(metrics.cells()).zip(ended) {
                 let value = cell.load(Ordering::Relaxed);
-                match kind {
-                    Kind::Level => *sum += value,
-                    Kind::Count => *sum += value + ended,
-                    Kind::Same => *sum = value.max(*sum),
+                match aggregation {
+                    Aggregation::Current => *sum += value,
+                    Aggregation::Cumulative => *sum += value + ended,
+                    Aggregation::Constant => *sum = value.max(*sum),
                 }
             }
         }

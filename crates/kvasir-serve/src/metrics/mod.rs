@@ -1,7 +1,7 @@
 //! Server metrics (Prometheus): latency histograms, token counters, KV cache usage, admission
 //! rejections.
 //!
-//! Updates from the engine's thread take no lock and allocate nothing. Knows no request.
+//! Updates from the engine's thread take no lock. Knows no request.
 
 mod deferral_group;
 pub(crate) mod engine_metrics;
@@ -23,9 +23,9 @@ use std::sync::Arc;
 /// All metrics of a server.
 #[derive(Debug)]
 pub struct Metrics {
-    /// Those of the engine, or of all replicas together.
+    /// Metrics of the engine, or sums over all replicas.
     pub(crate) engine: Arc<EngineMetrics>,
-    /// Those of the replicas, if they are processes of their own.
+    /// Metrics by replica, if engines run in other processes.
     pub(crate) replicas: Option<ReplicaMetrics>,
     prompt_tokens: Counter,
     finished: [Counter; FINISHED.len()],
@@ -86,7 +86,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Metrics of a server with this many replicas, in processes of their own.
+    /// Metrics of a server with this many engines in other processes.
     pub(crate) fn of_replicas(replicas: usize) -> Self {
         let metrics = Self::default();
         let replicas = ReplicaMetrics::new(replicas, Arc::clone(&metrics.engine));

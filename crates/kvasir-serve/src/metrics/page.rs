@@ -57,7 +57,7 @@ impl Metrics {
         );
     }
 
-    /// Queue and KV cache of each replica, if there are several.
+    /// Queue and KV cache by replica, if engines run in other processes.
     fn replica_gauges(&self, page: &mut TextExposition) {
         let Some(replicas) = &self.replicas else { return };
         type Value = fn(&EngineMetrics) -> f64;
@@ -75,7 +75,7 @@ impl Metrics {
             ),
         ];
         for (name, help, value) in families {
-            let values = replicas.of_replicas();
+            let values = replicas.by_replica();
             page.gauges(name, help, values.map(|(i, engine)| (format!("replica=\"{i}\""), value(engine))));
         }
     }

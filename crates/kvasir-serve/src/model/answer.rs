@@ -63,8 +63,8 @@ impl Model {
         }
     }
 
-    /// Adds `allowed_token_ids` and `bad_words` to a constraint, and describes the whole, so that a
-    /// worker process can build it.
+    /// Adds `allowed_token_ids` and `bad_words` to a constraint, and attaches the recipe from which
+    /// a worker process builds the whole constraint.
     fn with_token_rules(
         &self,
         fields: &SamplingFields,

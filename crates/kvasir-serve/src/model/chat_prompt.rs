@@ -30,8 +30,8 @@ impl Model {
         if request.earlier.is_empty() {
             return encode(request.add_special_tokens);
         }
-        // An answer that was not cut ends with the token that the template writes after an answer.
-        // Any other token that both have in common belongs to each.
+        // A complete answer ends with an EOS token, and the template's continuation begins with it:
+        // keep one of them. Any other token at both places is kept twice.
         let (mut ids, next) = (request.earlier.clone(), encode(false)?);
         let is_repeated =
             next.first() == ids.last() && ids.last().is_some_and(|id| self.facts.eos.contains(id));

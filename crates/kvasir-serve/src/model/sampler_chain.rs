@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// list.
 const MAX_CACHED: usize = 8;
 
-/// Tokens of sequence breakers by their texts, least recently used first. When it is full, the
-/// tenant with most entries loses its least recently used one, so no tenant pushes out all others.
+/// Tokens of sequence breakers by their texts, least recently used first. A full cache evicts the
+/// least recently used entry of the tenant with the most entries, so no tenant evicts all others.
 #[derive(Default)]
 pub(crate) struct BreakerCache(Mutex<Vec<Entry>>);
 
@@ -79,7 +79,7 @@ mod tests {
         cache.insert(Tenant::Key(1), &texts("other"), &breakers);
         for i in 0..3 * MAX_CACHED {
             cache.insert(Tenant::Key(2), &texts(&i.to_string()), &breakers);
-            assert!(cache.get(&texts("0")).is_some(), "what is used stays");
+            assert!(cache.get(&texts("0")).is_some(), "a used entry is kept");
         }
         assert!(cache.get(&texts("other")).is_some() && cache.get(&texts("1")).is_none());
         assert_eq!(cache.lock().len(), MAX_CACHED);

@@ -1,5 +1,5 @@
-// Answers in progress when this tab's page was left: the tab's next page resumes them. The browser may not have completed
-// the last write to its database, so whole records are kept.
+// Answers in progress when this tab's page was unloaded: the tab's next page resumes them. The browser may not have
+// completed the last write to its database, so whole records are kept.
 
 import { session } from "/page/storage.js";
 
@@ -10,7 +10,7 @@ export const keepAnswering = (entries) => session.set(KEY, JSON.stringify(entrie
 
 export const forgetAnswering = () => session.remove(KEY);
 
-/** What was kept, once. A damaged entry has none. */
+/** Returns the kept entries, and removes them. A malformed value counts as none. */
 export function takeAnswering() {
   try {
     return JSON.parse(session.get(KEY) ?? "[]").filter((entry) => entry?.record);

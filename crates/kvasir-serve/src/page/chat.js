@@ -60,7 +60,7 @@ export class Chat extends EventTarget {
     return this.conversation.busy;
   }
 
-  /** Shows what this tab showed before it was loaded again, and picks up its answers. */
+  /** Shows what this tab showed before it was loaded again, and resumes its answers. */
   async restore() {
     const cut = await Promise.all(takeAnswering().map(async ({ record, node }) => ({ conversation: await this.conversations.revive(record), node })));
     const id = session.get(OPEN), conversation = id && (await this.conversations.read(id));
@@ -73,13 +73,13 @@ export class Chat extends EventTarget {
   resumeCut(conversation, id) {
     const { tree } = conversation, node = tree.nodes.get(id);
     const isRequested = node?.meta.stopped && !node.meta.response?.id && !node.message.content && !node.children.length;
-    if (conversation.busy || !isRequested) return this.pickUp(conversation);
+    if (conversation.busy || !isRequested) return this.followPending(conversation);
     tree.remove(id);
     this.answer(node.parent, { conversation });
   }
 
-  /** Follows an answer that the server may be generating for a page that was left, unless another tab does. */
-  async pickUp(conversation = this.conversation) {
+  /** Follows an answer that the server may still be generating for an unloaded page, unless another tab does. */
+  async followPending(conversation = this.conversation) {
     const pending = () => [...conversation.tree.nodes.values()].find((node) => node.id && isPending(node));
     if (conversation.busy || !pending()) return;
     await this.conversations.tabs.settle();
@@ -111,7 +111,7 @@ export class Chat extends EventTarget {
     this.overflow.restoreQuestion(conversation);
     this.render(true);
     this.questionFocus.take();
-    this.pickUp();
+    this.followPending();
   }
 
   /** Ends the sessions of a conversation that is not shown, once it rests. */
@@ -231,8 +231,8 @@ export class Chat extends EventTarget {
         Object.assign(node.meta, before);
         await this.overflow.take(conversation, node, refusal.message, continues);
       } else if (refusal) this.refuse(conversation, node, continues);
-      const goesOn = !refusal && (await this.end(conversation, node)) && !node.meta.stopped && !node.meta.error;
-      parent = goesOn ? this.runTools(tree, node) : null;
+      const continuesTurn = !refusal && (await this.end(conversation, node)) && !node.meta.stopped && !node.meta.error;
+      parent = continuesTurn ? this.runTools(tree, node) : null;
       if (parent !== null && round === MOST_ROUNDS) {
         node.meta.rounds = MOST_ROUNDS;
         parent = null;
@@ -246,7 +246,7 @@ export class Chat extends EventTarget {
     if (!conversation.busy) this.conversations.tabs.ends(conversation.id);
   }
 
-  /** Stores the end of an answer, then deletes it on the server. False if another tab, which goes on, has stored it. */
+  /** Stores the end of an answer, then deletes it on the server. False if another tab has stored it, which then continues the turn. */
   async end(conversation, node) {
     const { response } = node.meta;
     if (response?.id === undefined) return true;
@@ -267,7 +267,7 @@ export class Chat extends EventTarget {
     this.questionFocus.settle();
   }
 
-  /** The server refused the key of an answer: nothing of it stays, and it is asked for again with the next key. */
+  /** The server refused the key of an answer: it is removed unless it is pending, and requested again with the next key. */
   refuse(conversation, node, continues) {
     if (isPending(node)) return;
     if (continues) {
@@ -280,7 +280,7 @@ export class Chat extends EventTarget {
 
   /** The server takes a new key. */
   resume() {
-    this.pickUp();
+    this.followPending();
     const { conversation, parent } = this.refused ?? {};
     if (!conversation || conversation.busy || conversation.deleted || conversation.tree.nodes.get(parent)?.children.length) return;
     this.answer(parent, { conversation });

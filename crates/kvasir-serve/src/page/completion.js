@@ -3,7 +3,7 @@
 import { written } from "/page/conversation.js";
 import { isPending, take } from "/page/response_events.js";
 import { requestOf } from "/page/response_request.js";
-import { Forgotten, follow } from "/page/responses.js";
+import { ResponseGone, follow } from "/page/responses.js";
 import { begin, endUnused, forget, gone } from "/page/sessions.js";
 import { sent, windowStart } from "/page/truncation.js";
 
@@ -49,12 +49,12 @@ export async function complete(conversation, node, { fields, continues, signal, 
       if (session) endUnused(tree, session.id);
       return error;
     } else meta.error = error.message;
-    if (error instanceof Forgotten) delete meta.response;
+    if (error instanceof ResponseGone) delete meta.response;
   }
   return null;
 }
 
-/** The fields of a request that have the conversation, and the session that its answer then belongs to. */
+/** The request fields that contain the conversation, and the session that the answer will belong to. */
 async function request({ tree, system }, node, continues, signal) {
   const branch = tree.upTo(node.parent), path = sent(branch);
   if (continues) return { fields: continuing([...path, node], system), session: null };

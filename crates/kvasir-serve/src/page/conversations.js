@@ -130,7 +130,7 @@ export class Conversations extends EventTarget {
       if (conversation.deleted) return null;
       const other = stored?.tree.nodes.find(({ id }) => id === node.id)?.meta.response;
       isFirst = !(other?.id === own.id && other.ended);
-      // Not before: writes that are queued would store it.
+      // Set here and not earlier: writes that are queued would store it.
       own.ended = true;
       if (stored) this.join(conversation, stored);
       return conversation.record();

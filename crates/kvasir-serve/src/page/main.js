@@ -104,7 +104,7 @@ conversations.addEventListener("change", ({ detail: { id, elsewhere } }) => { if
 conversations.addEventListener("writing", ({ detail: { id } }) => {
   if (id !== chat.conversation.id || chat.busy) return;
   chat.render();
-  chat.pickUp();
+  chat.followPending();
 });
 conversations.addEventListener("unkept", ({ detail: error }) => {
   const why = error?.name === "QuotaExceededError" ? "The browser has no room for this conversation" : "The browser does not keep this conversation";

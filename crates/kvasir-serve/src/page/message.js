@@ -137,7 +137,7 @@ function question(content) {
   return `<div class="asked">${text ? `<div class="bubble" dir="auto">${escape(text)}</div>` : ""}${files ? `<div class="filelist">${files}</div>` : ""}</div>`;
 }
 
-/** A node whose answer another tab receives, or the server has yet to end, as an answer in progress. */
+/** A node as an answer in progress: another tab receives it, or the server has not ended it. */
 const inProgress = (node) => ({ ...node, meta: { ...node.meta, streaming: true, stopped: false } });
 
 /**

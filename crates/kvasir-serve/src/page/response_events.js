@@ -1,28 +1,28 @@
 // Takes the events of a response into an answer.
 //
-// `meta.response` of an answer is `{id, after, before, ended}`: the place in the server's events (see `responses.js`), the
-// answer's tokens before it was continued, and whether its end has come. Message and place are written together, so an
-// answer that is picked up has no gap and no text twice.
+// `meta.response` of an answer is `{id, after, before, ended}`. `id` and `after` are the position in the server's
+// events (see `responses.js`), `before` is the number of tokens before the answer was continued, and `ended` is set
+// after the last event. Message and position are written together, so a resumed answer has no gap and no text twice.
 
 import { Refused } from "/page/api.js";
 
-const LUMP = 20; // ms: tokens that come within it have no speed
+const MIN_DECODE = 20; // ms of decoding from which on a token rate is shown
 
 /** Whether the server may be generating more of this answer. */
 export const isPending = ({ meta }) => meta.response?.id !== undefined && !meta.response.ended;
 
-/** Takes in tokens and times so far, in the form of llama.cpp. */
+/** Updates usage, time to first token and token rate from llama.cpp's `timings`. */
 function measure(meta, { cache_n: cached, prompt_n: computed, prompt_ms: first, predicted_n: made, predicted_ms: took }) {
   count(meta, { prompt: cached + computed, cached, made });
   meta.first ??= first;
-  if (made > 1 && took > LUMP) meta.rate = (1000 * (made - 1)) / took;
+  if (made > 1 && took > MIN_DECODE) meta.rate = (1000 * (made - 1)) / took;
 }
 
 function count(meta, { prompt, cached, made }) {
   meta.usage = { prompt_tokens: prompt, completion_tokens: meta.response.before + made, total_tokens: prompt + made, prompt_tokens_details: { cached_tokens: cached } };
 }
 
-/** Takes in the response object of the last event. */
+/** Updates usage, times and finish reason from the response object of the last event. */
 function end(meta, { usage, timings, incomplete_details: cut, output }) {
   if (usage) count(meta, { prompt: usage.input_tokens, cached: usage.input_tokens_details?.cached_tokens, made: usage.output_tokens });
   if (timings) measure(meta, timings);
@@ -33,7 +33,7 @@ function end(meta, { usage, timings, incomplete_details: cut, output }) {
 export function take({ message, meta }, event) {
   const { type, delta } = event;
   if (type === "response.output_text.delta") {
-    // Probabilities are not stored: of an answer that is picked up they are left out.
+    // Log-probabilities are not stored, so a resumed answer shows none.
     if (event.logprobs?.length && (meta.tokens || !message.content)) (meta.tokens ??= []).push(...event.logprobs);
     message.content += delta;
   } else if (type === "response.reasoning_text.delta") message.reasoning = (message.reasoning ?? "") + delta;

@@ -1,5 +1,5 @@
-// A request of `/v1/responses` from messages and fields of `/v1/chat/completions`, the form that conversations and
-// settings have.
+// Converts messages and fields of `/v1/chat/completions`, the format of conversations and settings, to a request of
+// `/v1/responses`.
 
 /** The items of a message. */
 function itemsOf({ role, content, tool_calls: calls = [], tool_call_id: id }) {
@@ -10,7 +10,7 @@ function itemsOf({ role, content, tool_calls: calls = [], tool_call_id: id }) {
 
 const toolOf = ({ function: { name, description, parameters, strict } }) => ({ type: "function", name, description, parameters, strict });
 
-/** `messages` and `fields` as a body. It asks for the times and tokens of each delta: an answer that is cut has no end to tell them. */
+/** The request body. It requests `timings` in each delta: an interrupted answer has no last event with usage. */
 export function requestOf({ messages, max_tokens: limit, logprobs, top_logprobs: top, tools, ...fields }) {
   return {
     ...fields,

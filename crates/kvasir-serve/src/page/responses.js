@@ -1,39 +1,39 @@
-// Stored responses of the server: it generates them whether or not this page listens.
+// Stored (background) responses: the server generates them whether or not this page is connected.
 //
-// States of a response, as `place` has them: requested (no `id`), begun (`id`, and `after`, the number of the last event
-// received). A connection that breaks is opened again behind `after`, so no event comes twice and none is missing. While
-// the server cannot be reached, the reader waits.
+// States of a response, as `place` records them: requested (no `id`), begun (`id`, and `after`, the sequence number of
+// the last event received). After a lost connection, the next one starts after `after`: no event is repeated or
+// missing. While the server cannot be reached, the reader waits.
 
 import { Lost, events, post, remove } from "/page/api.js";
 import { link } from "/page/link.js";
 
 const PATH = "/v1/responses";
-const RETRY = 2000; // ms between attempts to connect again
+const RETRY = 2000; // ms between reconnections
 const MOST_EMPTY = 5; // connections in a row without an event, after which the answer counts as lost
-const LAST = ["response.completed", "response.incomplete", "response.failed", "response.cancelled"];
+const FINAL_EVENTS = ["response.completed", "response.incomplete", "response.failed", "response.cancelled"];
 
-/** The server does not have the response any more. */
-export class Forgotten extends Error {
+/** The server no longer stores the response. */
+export class ResponseGone extends Error {
   constructor() {
-    super("The server no longer has this answer, for example because it was restarted. What had come is kept.");
+    super("The server no longer has this answer, for example because it was restarted. The text received so far is kept.");
   }
 }
 
-/** Whether another attempt may succeed: the connection broke, or the server is loading or busy. */
-const isPassing = (error) => error instanceof Lost || error.status === 429 || error.status >= 500;
+/** Whether a reconnection may succeed: the connection broke, or the server is loading or busy. */
+const isTransient = (error) => error instanceof Lost || error.status === 429 || error.status >= 500;
 
 const stream = (body, { id, after }, signal) => (id === undefined
   ? events(PATH, { ...body, background: true, stream: true }, signal)
   : events(`${PATH}/${id}?stream=true${after === undefined ? "" : `&starting_after=${after}`}`, null, signal));
 
-/** Aborts a connection when the server cannot be reached; gives the function that stops watching. */
+/** Aborts a connection when the server cannot be reached; returns the function that stops watching. */
 function watchLink(connection, place) {
   let waiting;
   const look = () => {
     clearTimeout(waiting);
     const lose = () => connection.abort(new Lost());
     if (!link.up && place.id !== undefined) lose();
-    // A request without an id cannot be picked up. A server that was suspended answers it late.
+    // Without an id nothing can be resumed: wait `RETRY` for the reply, which a suspended server sends late.
     else if (link.up) waiting = setTimeout(() => { if (place.id === undefined) lose(); }, RETRY);
   };
   link.addEventListener("change", look);
@@ -43,7 +43,7 @@ function watchLink(connection, place) {
   };
 }
 
-/** The events over as many connections as it takes. */
+/** The events of a response; reconnects as needed. */
 async function* connected(body, place, signal) {
   for (let empty = 0; ; ) {
     const connection = new AbortController(), unwatch = watchLink(connection, place);
@@ -54,18 +54,18 @@ async function* connected(body, place, signal) {
       for await (const [, event] of stream(body, place, connection.signal)) {
         count++;
         place.id ??= event.response?.id;
-        // A reader that stores the end but not that it is the end asks for it once more.
-        const isLast = LAST.includes(event.type);
+        // A reader that stored the text of the last event, but not `ended`, requests that event again.
+        const isLast = FINAL_EVENTS.includes(event.type);
         if (!isLast) place.after = event.sequence_number;
         yield event;
         if (isLast) return;
       }
     } catch (error) {
       if (signal.aborted || place.id === undefined) throw error;
-      if (error.status === 404) throw new Forgotten();
-      if (!isPassing(error)) throw error;
+      if (error.status === 404) throw new ResponseGone();
+      if (!isTransient(error)) throw error;
       empty = count || !link.up || error.status ? 0 : empty + 1;
-      if (empty === MOST_EMPTY) throw new Forgotten();
+      if (empty === MOST_EMPTY) throw new ResponseGone();
     } finally {
       unwatch();
       signal.removeEventListener("abort", abort);

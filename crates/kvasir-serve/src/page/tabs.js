@@ -6,7 +6,7 @@
 const CHANNEL = "kvasir-conversations";
 const ASK_EVERY = 2000; // ms
 const MOST_MISSES = 3;
-const REPLY = 150; // ms within which tabs reply
+const REPLY = 150; // ms that other tabs have to reply
 
 /** Fires `change` with `{id, quiet, deleted}`, and `writing` with `{id}` when an answer elsewhere begins or ends. */
 export class Tabs extends EventTarget {
@@ -49,7 +49,7 @@ export class Tabs extends EventTarget {
     this.channel?.postMessage({ ended: id });
   }
 
-  /** Says which conversations this tab answers in. A page that is left may still hear questions. */
+  /** Reports the conversations that this tab writes. A page in the back/forward cache receives messages but must not reply. */
   reply() {
     if (this.own.size && !this.isLeft) this.channel.postMessage({ writes: [...this.own] });
   }
@@ -59,7 +59,7 @@ export class Tabs extends EventTarget {
     return this.others.has(id);
   }
 
-  /** Waits until every tab that answers has said so. */
+  /** Waits until the other tabs have reported the conversations that they write. */
   async settle() {
     if (!this.channel) return;
     this.channel.postMessage({ asks: true });

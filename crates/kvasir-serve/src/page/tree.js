@@ -124,7 +124,7 @@ export class Tree {
     this.last = Math.max(this.last, ...this.nodes.keys());
   }
 
-  /** Plain data, without token probabilities. A requested answer counts as stopped until the server has begun it. */
+  /** Plain data, without token probabilities. An answer counts as stopped until its response has an id. */
   toJSON() {
     const plain = ({ meta, ...node }) => {
       const own = { ...node, children: [...node.children] };

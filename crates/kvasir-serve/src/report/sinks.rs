@@ -47,7 +47,7 @@ impl Reports {
         }))
     }
 
-    /// Reports to a test.
+    /// Reports whose log events a test receives.
     #[cfg(test)]
     pub(crate) fn channel() -> (Arc<Self>, Receiver<ReportEvent>) {
         let (send, receive) = sync_channel(QUEUE_CAPACITY);

@@ -58,8 +58,8 @@ pub struct Body {
     size: usize,
 }
 
-/// Fields whose values are compiled: grammars, schemas, patterns, and texts that are looked up in the
-/// whole vocabulary.
+/// Fields whose values are compiled (grammars, schemas, patterns) or searched for in the whole
+/// vocabulary (texts).
 const COMPILED: [&str; 16] = [
     "dry_sequence_breakers",
     "ebnf",

@@ -247,13 +247,14 @@ fn messages(body: &Reader, earlier: usize) -> Result<(Vec<Message>, Option<Unrea
 /// Parses the messages of a session. Media in them become notes.
 pub(crate) fn session_messages(body: &Reader, items: &[Value]) -> Result<Vec<Message>, ApiError> {
     if items.len() > MAX_MESSAGES {
-        let why = format!("has {} messages, and a conversation may have {MAX_MESSAGES}", items.len());
+        let why = format!("has {} messages, of at most {MAX_MESSAGES}", items.len());
         return Err(body.error("session", why));
     }
     let (mut open_calls, budget) = (Vec::new(), ParseBudget::default());
     let mut media = MediaParts::new(None);
     let read = |(i, item): (usize, &Value)| {
-        let fields = item.as_object().ok_or_else(|| body.error("session", "holds no messages"))?;
+        let fields =
+            item.as_object().ok_or_else(|| body.error("session", "contains a message that is no object"))?;
         let reader = body.at(fields, format!("session.messages[{i}]"));
         message(&reader, &mut open_calls, &budget, &mut media)
     };

@@ -67,7 +67,7 @@ const PROVIDER_TOOLS: &[&str] = &[
     "mcp_toolset",
 ];
 
-/// Whether this type is a tool of the provider, of any version.
+/// Whether this type is a tool that the provider runs, of any version.
 fn is_provider_tool(kind: &str) -> bool {
     let is_date = |text: &str| text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_digit());
     let dated = kind.rsplit_once('_').filter(|(_, date)| is_date(date));
@@ -85,7 +85,7 @@ fn client_tool(kind: &str, tool: &Reader) -> Result<Option<(String, Value)>, Api
         let known: Vec<String> = versions.iter().map(|version| format!("`{family}_{version}`")).collect();
         tool.error(
             "type",
-            format!("is `{}`, of which known versions are {}", shortened(kind), known.join(", ")),
+            format!("is `{}`, an unknown version; known are {}", shortened(kind), known.join(", ")),
         )
     })?;
     Ok(Some(match *family {
@@ -96,7 +96,7 @@ fn client_tool(kind: &str, tool: &Reader) -> Result<Option<(String, Value)>, Api
     }))
 }
 
-/// The refusal of a type that is neither a tool of the client nor one of the provider.
+/// The error for a type that is neither in [`CLIENT_TOOLS`] nor in [`PROVIDER_TOOLS`].
 fn unknown_type(tool: &Reader, kind: &str) -> ApiError {
     let client = CLIENT_TOOLS
         .iter()
@@ -109,7 +109,7 @@ fn unknown_type(tool: &Reader, kind: &str) -> ApiError {
     tool.error("type", format!("is `{}`, which is unknown; known are {}", shortened(kind), known.join(", ")))
 }
 
-/// A type for an error message, of bounded length.
+/// The beginning of a type, for an error message.
 fn shortened(kind: &str) -> &str {
     &kind[..kind.floor_char_boundary(64)]
 }
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_types_and_versions_are_answered_with_the_known_ones() {
+    fn errors_of_unknown_types_list_known_ones() {
         for (kind, known) in [
             ("bash_20990101", "`bash_20241022`, `bash_20250124`"),
             ("bash_", "`bash_20250124`"),

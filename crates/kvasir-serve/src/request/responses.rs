@@ -66,8 +66,8 @@ impl ResponsesRequest {
         Self::parse(earlier, body, defaults, vocab)
     }
 
-    /// Parses and validates a warm-up, whose prompt is prefilled and not answered. It has no
-    /// beginning of an answer, so it is a prefix of later prompts. `input` may be empty.
+    /// Parses and validates a warm-up: its prompt is prefilled, and no token is generated. It has
+    /// no generation prompt, so it is a prefix of later prompts. `input` may be empty.
     pub(crate) fn read_warm_up(
         earlier: &[Value],
         body: &Reader,
@@ -76,7 +76,7 @@ impl ResponsesRequest {
     ) -> Result<Self, ApiError> {
         let mut request = Self::parse(earlier, body, defaults, vocab)?;
         if request.conversation.is_some() {
-            return Err(body.error("conversation", "does not go with `generate: false`"));
+            return Err(body.error("conversation", "cannot be combined with `generate: false`"));
         }
         request.chat.add_generation_prompt = false;
         request.chat.sampling.length.max_tokens = Some(0);
@@ -119,7 +119,9 @@ impl ResponsesRequest {
         let continue_final_message = body.flag("continue_final_message", false)?;
         let last = messages.last().map(|message| message.role);
         if continue_final_message && last != Some(Role::Assistant) {
-            return Err(body.error("continue_final_message", "needs a last item of the assistant"));
+            return Err(
+                body.error("continue_final_message", "requires an assistant message as the last item")
+            );
         }
         let chat = ChatRequest {
             model: body.text("model")?.map(str::to_owned),
@@ -145,7 +147,7 @@ impl ResponsesRequest {
         Ok(Self { chat, store, truncate, background, conversation, session })
     }
 
-    /// The conversation as messages of `/v1/chat/completions`, behind its first `skip` messages.
+    /// The messages after the first `skip`, in the format of `/v1/chat/completions`.
     pub(crate) fn chat_messages(&self, skip: usize) -> impl Iterator<Item = Value> {
         self.chat.messages.iter().skip(skip).map(|message| {
             let mut source = message.source.clone();
@@ -160,17 +162,18 @@ impl ResponsesRequest {
     }
 }
 
-/// The name in `session`, which fixes where the conversation is.
+/// The name in `session`. Rejects fields that name another conversation, or that would make the
+/// prompt differ from the session.
 fn session(body: &Reader) -> Result<Option<String>, ApiError> {
     let Some(name) = body.text("session")? else { return Ok(None) };
     for field in ["conversation", "previous_response_id", "instructions"] {
         if body.get(field).is_some() {
-            return Err(body.error("session", format!("does not go with `{field}`")));
+            return Err(body.error("session", format!("cannot be combined with `{field}`")));
         }
     }
-    // Messages that were dropped would stay in the session.
+    // Truncation would drop messages from the prompt but not from the session.
     if body.text("truncation")? == Some("auto") {
-        return Err(body.error("session", "does not go with `truncation`"));
+        return Err(body.error("session", "cannot be combined with `truncation: auto`"));
     }
     Ok(Some(name.to_owned()))
 }
@@ -283,8 +286,8 @@ fn wants_logprobs(body: &Reader) -> Result<bool, ApiError> {
     Ok(wanted)
 }
 
-/// Parses `input`, which may be missing behind `earlier` messages of a session; returns the media in
-/// the newest message of the user.
+/// Parses `input`, which may be missing if there are `earlier` messages of a session. Returns the
+/// media in the newest message of the user.
 fn input(
     body: &Reader,
     earlier: &[Value],

@@ -4,8 +4,8 @@
 //! Invariants: a key sees only its own conversations. The store keeps at most [`MAX_CONVERSATIONS`]
 //! and about [`MAX_BYTES`], each for [`TTL`] after its last use, and a conversation at most
 //! [`MAX_OF_CONVERSATION`]. When memory is full, the least recently used conversations of the key
-//! that holds most of it are dropped first. Items that stored responses still hold count, too: what
-//! finds no memory because of them is refused.
+//! that holds most of it are dropped first. Items that stored responses share count, too:
+//! insertions that exceed the limit because of them are refused.
 
 use crate::error::ApiError;
 use crate::request::body::heap_bytes;
@@ -46,7 +46,7 @@ struct StoredConversation {
     /// Estimated bytes of `items`.
     size: usize,
     used: Instant,
-    /// The memory of `head`, of the list of segments and of the entry in the table.
+    /// Memory of `head`, of the list of segments and of the table entry.
     overhead: HeldBytes,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Conversations {
 type ById = HashMap<String, StoredConversation>;
 
 impl Conversations {
-    /// Stores a conversation under a new id.
+    /// Stores a conversation under a new id. May drop others, even on error.
     pub(crate) fn insert(
         &self,
         owner: u64,
@@ -117,12 +117,12 @@ impl Conversations {
         self.with(id, owner, |stored| stored.items.clone())
     }
 
-    /// Refuses a conversation that has no room for items of these bytes.
+    /// Fails if the conversation has no room for items of `bytes` bytes. Counts as a use.
     pub(crate) fn check_room(&self, id: &str, owner: u64, bytes: usize) -> Result<(), ApiError> {
         self.with(id, owner, |stored| check_size(stored.size.saturating_add(bytes)))?
     }
 
-    /// Appends items. On error the conversation is unchanged.
+    /// Appends items. On error the conversation is unchanged, but others may have been dropped.
     pub(crate) fn append(&self, id: &str, owner: u64, items: Vec<Value>) -> Result<(), ApiError> {
         if items.is_empty() {
             return self.with(id, owner, |_| ());
@@ -153,7 +153,7 @@ impl Conversations {
         }
         stored.recount(&self.memory);
         let head = stored.head.clone();
-        // A response may still hold the segment that had the item.
+        // A response may share the old segment, whose memory then still counts.
         self.enforce_limits(&mut by_id, owner, id);
         Ok(head)
     }
@@ -169,8 +169,8 @@ impl Conversations {
     fn check_memory(&self, owner: u64) -> Result<(), ApiError> {
         match self.memory.excess(owner, MAX_BYTES) {
             Some(own) => Err(ApiError::too_many(format!(
-                "the conversations of this key, and the responses in them, take {own} bytes, and all may take \
-                 {MAX_BYTES}: delete some"
+                "the conversations of this key, and the responses in them, take {own} bytes, of at most \
+                 {MAX_BYTES} for all keys: delete some"
             ))),
             None => Ok(()),
         }
@@ -213,7 +213,7 @@ impl Conversations {
 }
 
 impl StoredConversation {
-    /// Counts its bytes anew.
+    /// Recomputes `size` and `overhead`.
     fn recount(&mut self, memory: &Arc<SharedMemory>) {
         self.size = self.items.bytes();
         self.overhead = memory.hold(self.owner, overhead_bytes(&self.head, &self.items));

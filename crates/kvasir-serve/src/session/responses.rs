@@ -36,7 +36,7 @@ const MAX_BYTES: usize = 256 << 20;
 /// Time that a response is kept.
 const TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// Estimated heap bytes of a response's id in `by_id` and `order`.
+/// Estimated heap bytes of an id in the tables of a store.
 pub(super) const TABLE_ENTRY: usize = 256;
 
 /// Frees the unused capacity of strings and arrays: up to half, since they grew with the answer.
@@ -95,7 +95,7 @@ impl Conversation {
         self.0.pop();
     }
 
-    /// Removes items; returns whether there were any. Other holders of their segments keep them.
+    /// Removes items; returns whether any was removed. Clones that share a segment keep its items.
     pub(super) fn remove(
         &mut self,
         owner: u64,

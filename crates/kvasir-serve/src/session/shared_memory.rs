@@ -53,7 +53,7 @@ impl SharedMemory {
 }
 
 impl HeldBytes {
-    /// The bytes.
+    /// Number of bytes held.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -202,9 +202,9 @@ fn a_context_continues_its_conversation() {
     assert_eq!(server.ignored("/api/generate", &again).as_deref(), Some("system"));
 }
 
-/// The template writes a newline behind an answer, and the answer was cut behind one.
+/// The template writes a newline after an answer, and the truncated answer ends with one.
 #[test]
-fn a_context_that_ends_by_chance_as_the_template_continues_keeps_both() {
+fn a_context_keeps_a_last_token_that_the_template_repeats() {
     let server = Server::serving(|model| {
         let template = "{% for m in messages %}{{ m.content }}\n{% endfor %}";
         Model::new(model.name, model.chat.with_template(template).unwrap(), model.facts)

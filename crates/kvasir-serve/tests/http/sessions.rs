@@ -171,13 +171,13 @@ fn responses_continue_a_session_as_chats_do() {
         let response = server.ok("/v1/responses", response);
         assert_eq!(response["output"][0]["content"][0]["text"], chat["choices"][0]["message"]["content"]);
         let cached = &response["usage"]["input_tokens_details"]["cached_tokens"];
-        // It may find blocks of the chat, too.
+        // The response may also hit blocks of the chat.
         assert!(number(cached) >= number(&chat["usage"]["prompt_tokens_details"]["cached_tokens"]).max(1));
         assert_eq!(&response["timings"]["cache_n"], cached);
         assert_eq!(response["session"], json!(responses));
         let [shown, other] = [&responses, &chats].map(|id| server.show(id));
         assert_eq!((&shown["messages"], &shown["length"]), (&other["messages"], &other["length"]));
-        // Its conversation is in the session, not in the store.
+        // The session holds its conversation; the response store does not.
         let later = json!({"input": "x", "previous_response_id": response["id"]});
         assert_eq!(server.error("/v1/responses", later), (400, "previous_response_id".into()));
     }
@@ -199,7 +199,7 @@ fn responses_continue_a_session_as_chats_do() {
     ] {
         assert_eq!(server.error("/v1/responses", body), (expected.0, expected.1.to_owned()));
     }
-    assert_eq!(server.show(&responses)["length"], length, "what is refused changes nothing");
+    assert_eq!(server.show(&responses)["length"], length, "refused requests change nothing");
     // A background response commits its turn, too.
     let body = json!({"session": responses, "input": "x", "max_output_tokens": 4, "background": true, "stream": true});
     let events = server.events("/v1/responses", &body);
@@ -225,8 +225,8 @@ fn a_final_message_is_continued_by_a_response() {
     let turn = answers(&chat, &response);
     chat["continue_final_message"] = true.into();
     response["continue_final_message"] = true.into();
-    assert!(answers(&chat, &response) < turn, "it begins no turn");
-    // The deltas of a stream tell the times and tokens so far.
+    assert!(answers(&chat, &response) < turn, "no generation prompt is added");
+    // Streamed deltas report the times and tokens so far.
     response["stream"] = true.into();
     response["timings_per_token"] = true.into();
     let events = server.events("/v1/responses", &response);

@@ -7,13 +7,13 @@ use kvasir_sim::Toy;
 use serde_json::{Value, json};
 use std::{thread::sleep, time::Duration};
 
-/// Milliseconds of a step of [`Slow`].
+/// Step time of [`SlowToy`] in milliseconds.
 const STEP_MS: u64 = 30;
 
-/// A device whose steps take time.
-struct Slow(Toy);
+/// The toy executor with steps of at least [`STEP_MS`].
+struct SlowToy(Toy);
 
-impl Executor for Slow {
+impl Executor for SlowToy {
     type Pending = u64;
 
     fn abilities(&self) -> Abilities {
@@ -58,7 +58,7 @@ fn backlogs_arrive_whole_in_events_of_bounded_size() {
 
 #[test]
 fn prefill_progress_is_timed_by_its_steps() {
-    let server = Server::on(Slow(Toy::new()), CacheKind::Radix, 1000, &[]);
+    let server = Server::on(SlowToy(Toy::new()), CacheKind::Radix, 1000, &[]);
     let body = json!({"prompt": vec![7; 700], "n_predict": 2, "stream": true, "return_progress": true});
     let events = server.late_events("/completion", &body);
     let reports: Vec<&Value> = events.iter().filter_map(|event| event.get("prompt_progress")).collect();

@@ -41,7 +41,7 @@ impl ApiKey {
             };
             if let Some(label) = name.as_deref().filter(|name| RESERVED_LABELS.contains(name)) {
                 return Err(format!(
-                    "line {} names a key `{label}`, as metrics do keys without a name or beyond the number of labels; give it another name",
+                    "line {} names a key `{label}`, a label that metrics reserve for keys without a name or beyond the label limit; choose another name",
                     at + 1
                 ));
             }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_metrics_use_are_refused() {
+    fn reserved_metric_labels_are_no_key_names() {
         for name in ["others", "unnamed"] {
             let why = ApiKey::parse_file(&format!("alice: sk-1\n{name}: sk-2")).unwrap_err();
             assert!(why.starts_with("line 2 ") && why.contains(name), "{why}");

@@ -7,18 +7,18 @@ use axum::http::{HeaderMap, HeaderValue, header};
 #[derive(Clone, Debug, Default)]
 pub struct Origins {
     pub(crate) any: bool,
-    /// Pages of this machine, at any port.
+    /// Allows the origins of [`is_local`].
     local: bool,
     named: Vec<HeaderValue>,
 }
 
 /// Origin of pages without one: files, sandboxed frames.
 const NONE: &str = "null";
-/// Stands for the origins of [`is_local`].
+/// Option value that allows the origins of [`is_local`].
 const LOCAL: &str = "localhost";
 const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-/// Whether the origin is `http` or `https`, of this machine, at any port.
+/// Whether an origin is that of pages of this machine: `http` or `https`, at any port.
 fn is_local(origin: &str) -> bool {
     let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     let is_port = |rest: &str| {
@@ -77,8 +77,8 @@ impl Origins {
         if self.any {
             return Some(HeaderValue::from_static("*"));
         }
-        let is_of_this_machine = self.local && origin.to_str().is_ok_and(is_local);
-        (is_of_this_machine || self.named.contains(origin)).then(|| origin.clone())
+        let is_local_origin = self.local && origin.to_str().is_ok_and(is_local);
+        (is_local_origin || self.named.contains(origin)).then(|| origin.clone())
     }
 }
 

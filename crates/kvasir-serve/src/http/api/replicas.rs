@@ -1,4 +1,4 @@
-//! `/v1/admin/replicas`: lists, drains and restarts the engines of `--dp`.
+//! `/v1/admin/replicas`: lists, drains and restarts engines in other processes (data parallelism).
 
 use crate::error::ApiError;
 use crate::http::access::api_keys::SeesAll;
@@ -29,7 +29,7 @@ pub(crate) async fn drain(
     Path(id): Path<String>,
 ) -> Answer {
     let replicas = replicas(&app, sees_all)?;
-    ordered(replicas, &id, "draining", |replica| replicas.drain(replica))
+    run_command(replicas, &id, "draining", |replica| replicas.drain(replica))
 }
 
 /// `POST /v1/admin/replicas/{id}/restart`
@@ -39,23 +39,28 @@ pub(crate) async fn restart(
     Path(id): Path<String>,
 ) -> Answer {
     let replicas = replicas(&app, sees_all)?;
-    ordered(replicas, &id, "restarting", |replica| replicas.restart(replica))
+    run_command(replicas, &id, "restarting", |replica| replicas.restart(replica))
 }
 
 fn replicas(app: &App, sees_all: bool) -> Result<&dyn Replicas, ApiError> {
     if !sees_all {
         return Err(ApiError::unauthorized());
     }
-    let one = || ApiError::not_found("id", "the engine runs in this process: serve with --dp N");
-    app.host.replicas().ok_or_else(one)
+    let none = || ApiError::not_found("id", "the server has no replicas: its engine runs in its own process");
+    app.host.replicas().ok_or_else(none)
 }
 
-/// Gives an order to the replica with this id, and says so.
-fn ordered(replicas: &dyn Replicas, id: &str, status: &str, order: impl FnOnce(usize) -> bool) -> Answer {
-    let replica = id.parse().ok().filter(|replica| order(*replica));
+/// Runs a command on the replica with this id; answers with the `status` that it begins.
+fn run_command(
+    replicas: &dyn Replicas,
+    id: &str,
+    status: &str,
+    command: impl FnOnce(usize) -> bool,
+) -> Answer {
+    let replica = id.parse().ok().filter(|replica| command(*replica));
     let replica = replica.ok_or_else(|| {
         let last = replicas.status().len().saturating_sub(1);
-        ApiError::not_found("id", format!("there is no replica `{id}`: they are 0 to {last}"))
+        ApiError::not_found("id", format!("there is no replica `{id}`; ids are 0 to {last}"))
     })?;
     Ok(Json(json!({"object": "replica", "replica": replica, "status": status})))
 }

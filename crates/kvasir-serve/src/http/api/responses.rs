@@ -41,8 +41,8 @@ use kvasir_chat::answer::Items;
 use serde_json::{Value, json};
 use std::{collections::HashMap, sync::Arc};
 
-/// Bytes that a conversation must have room for, beside the input, before a response in it begins.
-const ANSWER_ROOM: usize = 1 << 20;
+/// Bytes of output that a conversation must have room for when a response in it begins.
+const OUTPUT_ROOM: usize = 1 << 20;
 
 /// A response request that has been submitted to the engine.
 pub(crate) struct Responses {
@@ -53,9 +53,9 @@ pub(crate) struct Responses {
     is_background: bool,
 }
 
-/// What a request over a WebSocket has beside the body of a `POST`.
+/// Parameters of a request over a WebSocket that a `POST` does not have.
 struct SocketRequest {
-    /// Holds the connection's newest response with `store: false`.
+    /// Store of the connection's newest response with `store: false`.
     newest: Arc<ResponseStore>,
     /// False for a warm-up: the prompt is prefilled, and the response is empty (`generate: false`).
     generates: bool,
@@ -89,8 +89,8 @@ fn take_own_input(before: &Conversation, body: &mut Body) -> Vec<Value> {
 }
 
 /// Parses a request that continues the conversation of its `previous_response_id` or
-/// `conversation`, or the `earlier` messages of its session. Returns the request and that
-/// conversation. The body's `input` then holds the items of both.
+/// `conversation`, or the `earlier` messages of its session. Returns the request, and the
+/// conversation, which is empty for a session. The body's `input` then holds the items of both.
 fn read_request(
     app: &App,
     key: u64,
@@ -141,7 +141,7 @@ impl Responses {
         if let Some(id) = &request.conversation {
             let input = body.fields.get("input").map_or(0, heap_bytes);
             let room =
-                app.conversations.check_room(id, key, input.saturating_sub(before.bytes()) + ANSWER_ROOM);
+                app.conversations.check_room(id, key, input.saturating_sub(before.bytes()) + OUTPUT_ROOM);
             room.map_err(|error| ApiError { param: Some("conversation".into()), ..error })?;
         }
         let id = app.new_id();

@@ -21,8 +21,8 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     Json((0..app.host.at_once(1).max(open)).map(slot).collect())
 }
 
-/// `POST /slots/ID?action=erase`: later requests of the key find no prefix that was cached before;
-/// its pinned prefixes end.
+/// `POST /slots/ID?action=erase`: later requests of the key hit no prefix that was cached before.
+/// Ends its pinned prefixes.
 pub(crate) async fn run_action(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
@@ -36,7 +36,7 @@ pub(crate) async fn run_action(
     match Query::parse(query.as_deref()).get("action") {
         Some("erase") => {
             app.erasures.erase(caller.0);
-            // No later request could find them.
+            // No later request could hit them.
             app.end_pins(None, Some(caller.0));
             // `n_erased` is null: cached tokens are not counted by key.
             Ok(Json(json!({"id_slot": id, "n_erased": null})))

@@ -25,9 +25,9 @@ pub(crate) async fn steps(
     Extension(SeesAll(sees_all)): Extension<SeesAll>,
 ) -> Result<Response, ApiError> {
     let sees = if sees_all { Visibility::All } else { Visibility::Key(key) };
-    let elsewhere =
-        || ApiError::not_offered("steps cannot be watched with --dp: the engines run in other processes");
-    let subscription = app.live.feed.as_ref().ok_or_else(elsewhere)?.subscribe(sees)?;
+    let no_feed =
+        || ApiError::not_offered("steps cannot be watched: the engines run in other processes (replicas)");
+    let subscription = app.live.feed.as_ref().ok_or_else(no_feed)?.subscribe(sees)?;
     let setup = json!({"title": app.model.name, "setup": app.live.setup}).to_string();
     let begin = format!("event: begin\n{}", sse::event(&setup));
     let first = begin.clone();

@@ -27,7 +27,7 @@ pub(crate) async fn cors(State(app): State<Arc<App>>, request: Request, next: Ne
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match (&allowed, is_preflight) {
         (Some(_), true) => preflight_response(request.headers()),
-        // Without headers the browser names the origin as the cause; `401` would name the key.
+        // Without CORS headers the browser reports the origin; for `401` it would report the key.
         (None, true) => StatusCode::OK.into_response(),
         (_, false) => next.run(request).await,
     };

@@ -17,11 +17,12 @@ pub(super) struct Events {
     pub(super) storing: Option<Storing>,
     pub(super) items: Items,
     pub(super) ended: Option<AnswerOutcome>,
+    /// Prompt length, for `timings`.
     pub(super) prompt_tokens: u32,
     pub(super) sequence: u64,
 }
 
-/// What the deltas of one increment have beside their text.
+/// Fields of a delta event beside its text.
 #[derive(Default)]
 struct DeltaFields {
     logprobs: Vec<Value>,
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_calls_count_calls() {
+    fn call_ids_count_calls_only() {
         let mut events = events();
         let call = |index| Delta::CallBegin { index, name: "f".into() };
         let deltas = vec![Delta::Reasoning("hm".into()), Delta::Content("so".into()), call(0), call(1)];
@@ -194,7 +195,7 @@ mod tests {
         let begun = out.lines().filter_map(|line| line.strip_prefix("data: "));
         let items = begun.map(|line| serde_json::from_str::<Value>(line).unwrap()["item"].clone());
         let ids: Vec<_> = items.filter_map(|item| item["call_id"].as_str().map(str::to_owned)).collect();
-        // Each begins; the first also ends. A session numbers them likewise.
+        // Both calls begin, and the first ends. A session assigns the same numbers.
         assert_eq!(ids, ["call_1_0", "call_1_0", "call_1_1"]);
     }
 

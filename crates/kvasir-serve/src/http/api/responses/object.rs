@@ -106,15 +106,15 @@ fn with_fields(object: &mut Value, fields: Value) {
 pub(super) struct ResponseObject {
     pub(super) id: String,
     pub(super) response: Value,
-    /// Whether the response and the deltas of a stream have `timings`.
+    /// Whether the response and streamed deltas contain `timings`.
     pub(super) timings: bool,
-    /// Item indices of tool calls, in order: a call's id has its place here.
+    /// Item indices of tool calls, in order. The id of a call contains its position in this list.
     pub(super) calls: Vec<usize>,
     /// Client-side kind of tools that are not plain functions, by name.
     pub(super) kinds: HashMap<String, ToolKind>,
     /// Log-probabilities of text items, by item index.
     pub(super) logprobs: HashMap<usize, Vec<Value>>,
-    /// The prompt is prefilled only, so an empty response is complete.
+    /// A warm-up only prefills the prompt, so an empty response is complete.
     pub(super) is_warm_up: bool,
     /// Charge of what is kept of the request's body: echoed parameters, and input to be stored.
     pub(super) _memory: HeldMemory,

@@ -5,8 +5,8 @@
 //! 2. Submit it as the body of `POST /v1/responses`, and send the events. Meanwhile, read at most
 //!    one further message. Abort the response if the client disconnects.
 //!
-//! With `generate: false` a message is a warm-up: its prompt is prefilled into the prefix cache, and
-//! the response is empty. A later message continues it by `previous_response_id`.
+//! A message with `generate: false` is a warm-up: its prompt is prefilled into the prefix cache,
+//! and the response is empty. A later message continues it with `previous_response_id`.
 //!
 //! A connection keeps its newest response with `store: false`, so that the next message can name it
 //! in `previous_response_id`. A browser opens a WebSocket for any page without a CORS preflight, so

@@ -57,7 +57,7 @@ impl Storing {
         if let Some(id) = conversation {
             let output = response["output"].as_array().into_iter().flatten();
             let items = with_ids(&app, own_input.iter().chain(output).cloned().collect());
-            // Fails if the conversation was deleted or filled meanwhile; it stays as it is.
+            // Fails if the conversation was deleted or has no room left; it is then unchanged.
             let _ = app.conversations.append(&id, key, items);
         }
         match destination {
