@@ -15,7 +15,7 @@ use kvasir::{
 };
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Engine, Route};
-use kvasir_fleet::{Fleet, FleetConfig, Identity, WorkerCommand};
+use kvasir_fleet::{Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, WorkerCommand};
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, FleetParts, Host, ReplicaObserver},
@@ -60,6 +60,8 @@ pub(crate) struct Service {
     pub(crate) shows_progress: bool,
     /// Whether a model without a chat template is refused.
     pub(crate) needs_template: bool,
+    /// Publishes KV events.
+    pub(crate) kv_events: Option<KvPublisher>,
 }
 
 impl Service {
@@ -77,6 +79,7 @@ impl Service {
             warms_up: false,
             shows_progress: true,
             needs_template: true,
+            kv_events: None,
         }
     }
 }
@@ -183,6 +186,9 @@ impl Started {
         let ReadyEngine { engine, loaded, facts, setup } = ready;
         let (feed, observer) = StepFeed::new();
         let mut engine = engine.observe(observer);
+        if service.kv_events.is_some() {
+            record_kv_events(&mut engine, "--kv-events")?;
+        }
         let prefill = service.shows_progress.then(|| {
             let (progress, observer) = PrefillProgress::of(&loaded);
             engine.add_observer(observer);
@@ -198,8 +204,12 @@ impl Started {
             facts.max_len,
         )?;
         drop(loaded);
-        let Service { access, allowed, reports, names, timeout, rules, .. } = service;
-        let host = Host::start(engine, allowed(facts.slots, facts.max_len), reports, timeout);
+        let Service { access, allowed, reports, names, timeout, rules, kv_events, .. } = service;
+        let wrap = |engine| match kv_events {
+            Some(publisher) => Box::new(PublishedServing::new(engine, publisher)),
+            None => engine,
+        };
+        let host = Host::start_wrapped(engine, wrap, allowed(facts.slots, facts.max_len), reports, timeout);
         let host = host.map_err(Failure::failed)?;
         let live = Live { feed: Some(feed), setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
@@ -217,7 +227,7 @@ impl Started {
     ) -> Result<Self, Failure> {
         let config = options.config()?;
         let (opened, name) = opened(model, name, &config, &service)?;
-        let Service { access, allowed, reports, names, timeout, rules, defaults, .. } = service;
+        let Service { access, allowed, reports, names, timeout, rules, defaults, kv_events, .. } = service;
         let observer = ReplicaObserver::new(fleet.replicas as usize, timeout);
         let (counted, logged) = (observer.clone(), reports.clone());
         let identity = identity(&opened, model, options);
@@ -226,6 +236,7 @@ impl Started {
             route: fleet.route,
             command: fleet.command,
             identity,
+            kv_events,
             on_counters: Box::new(move |replica, counters| counted.update(replica, counters)),
             on_log: Box::new(move |is_wrong, line| {
                 let level = if is_wrong { Level::Warn } else { Level::Info };
@@ -246,6 +257,12 @@ impl Started {
         let app = App::new(Arc::new(served), host, access, live, names, rules);
         Ok(Self { app, name, facts, prefill: None })
     }
+}
+
+/// Records the KV events of an engine; an error names the option that needs them.
+pub(crate) fn record_kv_events(engine: &mut Engine<AnyExecutor>, option: &str) -> Result<(), Failure> {
+    let recorded = engine.core_mut().record_kv_events();
+    recorded.map_err(|error| Failure::usage(format!("{option}: {error}")))
 }
 
 /// How a fleet is started.

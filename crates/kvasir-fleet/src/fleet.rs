@@ -6,6 +6,7 @@
 
 use crate::directory::SocketDirectory;
 use crate::front::{Front, Send};
+use crate::kv_publisher::KvPublisher;
 use crate::message::{Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
 use crate::monotonic;
 use crate::replica::{Ended, Replica, WorkerCommand};
@@ -14,6 +15,7 @@ use crate::transport::{bind, identity};
 use kvasir_engine::{
     Exit, Message, Outbox, ReplicaPhase, ReplicaStatus, Route, Router, RouterConfig, Serving,
 };
+use kvasir_kv::KvEvent;
 use std::{fmt, io, sync::mpsc::Receiver, thread, time::Duration};
 use tokio::{
     runtime::Runtime,
@@ -41,6 +43,8 @@ pub struct FleetConfig {
     pub command: WorkerCommand,
     /// What both sides must agree on.
     pub identity: Identity,
+    /// Publishes the KV events of the replicas, each as a stream of its own.
+    pub kv_events: Option<KvPublisher>,
     /// Receives counters.
     pub on_counters: OnCounters,
     /// Receives lines for the log.
@@ -103,7 +107,7 @@ impl Fleet {
     /// Starts the workers, and waits until all of them are ready.
     pub fn start(config: FleetConfig) -> Result<Self, FleetError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let FleetConfig { replicas, route, command, identity, on_counters, on_log } = config;
+        let FleetConfig { replicas, route, command, identity, kv_events, on_counters, on_log } = config;
         let directory = SocketDirectory::create()?;
         let (orders_to, orders) = unbounded_channel();
         let handle = FleetHandle { replicas: Default::default(), orders: orders_to };
@@ -118,6 +122,7 @@ impl Fleet {
                 results,
                 ended_to,
                 ended,
+                kv_events,
                 on_counters,
                 on_log,
                 directory,
@@ -283,6 +288,9 @@ impl ServingFleet<'_> {
         match message {
             FromWorker::Results(mut outbox) => {
                 let ended = outbox.ended.len();
+                if let Some(publisher) = &mut self.workers.kv_events {
+                    publisher.publish(replica, &outbox.kv_events);
+                }
                 let are_in_order = self.front.results(replica, &mut outbox, monotonic::now());
                 (self.deliver)(&outbox);
                 if !are_in_order {
@@ -316,6 +324,10 @@ impl ServingFleet<'_> {
             (self.workers.on_log)(true, &line);
         }
         (self.workers.on_counters)(replica, &[]);
+        if let Some(publisher) = &mut self.workers.kv_events {
+            // The next process begins with an empty cache.
+            publisher.publish(replica, &[KvEvent::AllBlocksCleared]);
+        }
         self.front.lost(replica, monotonic::now());
         self.publish();
     }
@@ -357,6 +369,7 @@ struct Workers {
     results: PullSocket,
     ended_to: UnboundedSender<Ended>,
     ended: UnboundedReceiver<Ended>,
+    kv_events: Option<KvPublisher>,
     on_counters: OnCounters,
     on_log: OnLog,
     /// Last: it is removed after the sockets are closed.

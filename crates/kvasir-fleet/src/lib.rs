@@ -13,6 +13,9 @@
 //! A request whose worker dies continues in another one ([`kvasir_engine::Resumption`]): the client
 //! receives the tokens that it would have had.
 //!
+//! [`KvPublisher`] publishes the KV events of engines, in this process or in workers, over ZMQ in vLLM's
+//! wire format.
+//!
 //! Messages are typed msgpack ([`message`]). They never cross a host: the sockets lie in a directory
 //! that only this user can enter ([`directory`]).
 
@@ -22,6 +25,9 @@ mod constraint_builds;
 mod directory;
 mod fleet;
 mod front;
+mod kv_publisher;
+mod kv_replay;
+mod kv_wire;
 mod message;
 mod monotonic;
 mod open_request;
@@ -32,6 +38,7 @@ mod worker;
 
 pub use crate::constraint_builds::BuildConstraint;
 pub use crate::fleet::{Fleet, FleetConfig, FleetError, OnCounters, OnLog};
+pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::message::{Facts, Identity};
 pub use crate::replica::WorkerCommand;
 pub use crate::status::FleetHandle;

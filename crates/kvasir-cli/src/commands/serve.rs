@@ -10,12 +10,14 @@ use crate::options::client_rules::ClientRuleArgs;
 use crate::options::fleet::FleetArgs;
 use crate::options::host::host;
 use crate::options::keys::{Access, KeyArgs, unknown_limit};
+use crate::options::kv_events::KvEventArgs;
 use crate::options::model::ModelArgs;
 use crate::options::reports::{ReportArgs, log, log_info, log_warning};
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
 use crate::startup::{EngineFacts, FleetStart, Service, Started};
 use clap::{Command, builder::BoolishValueParser};
+use kvasir_fleet::KvPublisher;
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
@@ -68,6 +70,8 @@ pub(crate) struct Args {
     options: Options,
     #[command(flatten)]
     fleet: FleetArgs,
+    #[command(flatten)]
+    kv_events: KvEventArgs,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -152,6 +156,11 @@ impl Args {
         (self.model, self.options.for_serving(), self.sampling_args, self.fleet)
     }
 
+    /// Whether KV events are published.
+    pub(crate) fn publishes_kv_events(&self) -> bool {
+        self.kv_events.is_on()
+    }
+
     /// Lines about the running server: what computes, access, limits.
     fn summary(&self, started: &Started, keys: &Keys, peer_connections: usize) -> [String; 2] {
         let EngineFacts { slots, is_capped, max_len, kv: (kv, slot), arithmetic, .. } = &started.facts;
@@ -194,6 +203,7 @@ impl Args {
     /// Validates options before the model is loaded; returns the TLS files and access rules.
     pub(crate) fn check(&self) -> Result<(Option<TlsFiles>, AccessControl), Failure> {
         self.fleet.check()?;
+        self.kv_events.check(self.fleet.replicas().unwrap_or(1))?;
         let keys = self.key_args.keys()?;
         if self.limits.max_priority.is_some() && !self.options.orders_by_priority() {
             return Err(Failure::usage("--max-priority needs --order priority"));
@@ -284,6 +294,7 @@ impl Args {
             defaults: Some(self.sampling_defaults),
             shows_progress: false,
             needs_template: false,
+            kv_events: None,
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: reports.clone(),
@@ -313,6 +324,9 @@ impl Args {
             }
             None => None,
         };
+        let kv_events = self.kv_events.start(self.fleet.replicas().unwrap_or(1), reports.clone())?;
+        let streams = kv_events.as_ref().map(KvPublisher::streams).unwrap_or_default();
+        let service = Service { kv_events, ..service };
         let options = self.options.clone().for_serving();
         let (name, sampling_args) = (own_name.as_deref(), &self.sampling_args);
         let started = match self.fleet.replicas() {
@@ -349,6 +363,14 @@ impl Args {
             );
             for line in summary {
                 log_info(&reports, &line, Vec::new());
+            }
+            for (rank, (events, replay)) in streams.iter().enumerate() {
+                let replay = replay.map_or_else(String::new, |replay| format!(", replay at tcp://{replay}"));
+                log_info(&reports, &format!("KV events of engine {rank} at tcp://{events}{replay}"), Vec::new());
+            }
+            if streams.iter().any(|(events, _)| !events.ip().is_loopback()) {
+                let warning = "--kv-events: every host that reaches this address can read the tokens of all prompts";
+                log_warning(&reports, warning);
             }
             for path in exposed {
                 let warning = format!("{} holds keys, and every user of this machine can read it: chmod o-r", path.display());

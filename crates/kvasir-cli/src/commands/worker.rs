@@ -3,7 +3,7 @@
 
 use crate::commands::{Command, CommandLine};
 use crate::io::failure::Failure;
-use crate::startup::{EngineFacts, ReadyEngine, identity, served};
+use crate::startup::{EngineFacts, ReadyEngine, identity, record_kv_events, served};
 use kvasir_engine::Route;
 use kvasir_fleet::{Facts, WorkerCommand, WorkerConfig, run_worker};
 use kvasir_serve::metrics::EngineMetrics;
@@ -48,6 +48,7 @@ impl Args {
         if let Some(level) = serve.model().compute().instructions()? {
             level.limit();
         }
+        let publishes = serve.publishes_kv_events();
         let (model, options, sampling_args, fleet) = serve.for_worker();
         let engines = fleet.replicas().unwrap_or(1);
         let opened = model.open()?;
@@ -61,11 +62,11 @@ impl Args {
         drop(loaded);
         let metrics = Arc::new(EngineMetrics::default());
         let mut engine = engine.observe(metrics.observer());
-        if fleet.route() == Route::Prefix {
-            let recorded = engine.core_mut().record_kv_events();
-            if let Some(error) = recorded.err().filter(|_| fleet.demands_prefixes()) {
-                return Err(Failure::usage(format!("--route prefix: {error}")));
-            }
+        if publishes {
+            record_kv_events(&mut engine, "--kv-events")?;
+        } else if fleet.route() == Route::Prefix {
+            record_kv_events(&mut engine, "--route prefix")
+                .or_else(|failure| if fleet.demands_prefixes() { Err(failure) } else { Ok(()) })?;
         }
         let more = serde_json::to_string(&facts).map_err(Failure::failed)?;
         let block_size = engine.core().cache().shape().block_size;

@@ -71,13 +71,27 @@ impl Host {
     where
         E::Pending: Send,
     {
+        Self::start_wrapped(engine, |engine| engine, limits, reports, timeout)
+    }
+
+    /// As [`start`](Self::start); the thread serves what `wrap` makes of the engine.
+    pub fn start_wrapped<E: Executor + Send + 'static>(
+        engine: Engine<E>,
+        wrap: impl FnOnce(Box<dyn Serving>) -> Box<dyn Serving>,
+        limits: AdmissionLimits,
+        reports: Arc<Reports>,
+        timeout: Duration,
+    ) -> std::io::Result<Arc<Self>>
+    where
+        E::Pending: Send,
+    {
         let metrics = Arc::new(Metrics::default());
         let stall_detector = StallDetector::new(timeout);
         let stalls = Box::new(StallObserver(stall_detector.clone()));
         let drafts = Box::new(DraftLog::new(reports.clone()));
         let engine = engine.observe(metrics.engine.observer()).observe(stalls).observe(drafts);
         let cut_obstacle = engine.core().cut_obstacle().map(|why| why.to_string());
-        let engine = Box::new(engine);
+        let engine = wrap(Box::new(engine));
         Self::serve(engine, cut_obstacle, None, limits, (metrics, reports, stall_detector))
     }
 

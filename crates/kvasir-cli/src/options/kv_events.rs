@@ -1,0 +1,69 @@
+//! Options of `serve` for publishing KV events.
+
+use crate::io::failure::Failure;
+use crate::options::host::host;
+use crate::options::reports::log_warning;
+use crate::options::rules::rule;
+use kvasir_fleet::{KvPublisher, KvPublisherConfig};
+use kvasir_serve::report::Reports;
+use std::{net::SocketAddr, sync::Arc};
+
+/// Where KV events are published.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct KvEventArgs {
+    /// Publish KV events in vLLM's format at this address, such as tcp://127.0.0.1:5557; with --dp the engines have ports in a row
+    #[arg(long, env = "KVASIR_KV_EVENTS", value_name = "tcp://HOST:PORT", value_parser = endpoint)]
+    kv_events: Option<SocketAddr>,
+    /// Repeat past KV events at this address, such as tcp://127.0.0.1:6557; with --dp the engines have ports in a row [default: none]
+    #[arg(long, env = "KVASIR_KV_EVENTS_REPLAY", value_name = "tcp://HOST:PORT", value_parser = endpoint)]
+    kv_events_replay: Option<SocketAddr>,
+    /// Topic of KV events, such as kv@POD@MODEL for llm-d [default: empty]
+    #[arg(long, env = "KVASIR_KV_EVENTS_TOPIC", value_name = "TOPIC")]
+    kv_events_topic: Option<String>,
+}
+
+/// Parses `tcp://HOST:PORT`; the host `*` is every IPv4 address.
+fn endpoint(text: &str) -> Result<SocketAddr, String> {
+    let wanted = || format!("`{text}` is no address of the form tcp://HOST:PORT");
+    let (name, port) =
+        text.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':')).ok_or_else(wanted)?;
+    let port = port.parse().map_err(|_| wanted())?;
+    let address = host(if name == "*" { "0.0.0.0" } else { name })?;
+    Ok(SocketAddr::new(address, port))
+}
+
+impl KvEventArgs {
+    /// Whether KV events are published.
+    pub(crate) fn is_on(&self) -> bool {
+        self.kv_events.is_some()
+    }
+
+    /// Checks the options for this number of engines.
+    pub(crate) fn check(&self, engines: u32) -> Result<(), Failure> {
+        let is_on = self.is_on();
+        rule(is_on || self.kv_events_replay.is_none(), || "--kv-events-replay needs --kv-events".into())?;
+        rule(is_on || self.kv_events_topic.is_none(), || "--kv-events-topic needs --kv-events".into())?;
+        let (Some(events), Some(replay)) = (self.kv_events, self.kv_events_replay) else { return Ok(()) };
+        let distance = u32::from(events.port().abs_diff(replay.port()));
+        let is_apart = distance >= engines || events.port() == 0 || replay.port() == 0;
+        rule(is_apart, || {
+            format!("--kv-events-replay: its ports and those of --kv-events overlap, {engines} each")
+        })
+    }
+
+    /// Starts the publisher of this number of engines, if it is on.
+    pub(crate) fn start(&self, engines: u32, reports: Arc<Reports>) -> Result<Option<KvPublisher>, Failure> {
+        let Some(address) = self.kv_events else { return Ok(None) };
+        let config = KvPublisherConfig {
+            replay: self.kv_events_replay,
+            topic: self.kv_events_topic.clone().unwrap_or_default(),
+            ranks: engines,
+            ..KvPublisherConfig::new(address, Box::new(move |line| log_warning(&reports, line)))
+        };
+        let started = KvPublisher::start(config).map_err(|error| {
+            let option = if error.is_replay { "--kv-events-replay" } else { "--kv-events" };
+            Failure::failed(format!("{option}: {error}"))
+        });
+        started.map(Some)
+    }
+}

@@ -1,0 +1,82 @@
+//! KV events in vLLM's wire format: msgpack of `[ts, [event, ..], data_parallel_rank]`, each event a map
+//! with its name as `type`. Fields that have a default in vLLM and are unknown here are omitted.
+
+use kvasir_kv::KvEvent;
+use serde::Serialize;
+
+/// The KV cache of the device, which vLLM names so on any backend. Routers give other media less weight.
+const MEDIUM: &str = "GPU";
+/// The group of the layers that see the whole context. Dynamo drops the events of others.
+const MAIN_GROUP: u32 = 0;
+
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum WireEvent<'a> {
+    BlockStored {
+        block_hashes: &'a [u64],
+        parent_block_hash: Option<u64>,
+        token_ids: &'a [u32],
+        block_size: u32,
+        lora_id: Option<u32>,
+        medium: &'a str,
+        lora_name: Option<&'a str>,
+        group_idx: u32,
+    },
+    BlockRemoved {
+        block_hashes: &'a [u64],
+        medium: &'a str,
+        group_idx: u32,
+    },
+    AllBlocksCleared,
+}
+
+impl<'a> From<&'a KvEvent> for WireEvent<'a> {
+    fn from(event: &'a KvEvent) -> Self {
+        match event {
+            KvEvent::BlockStored { hashes, parent, tokens, block_size } => Self::BlockStored {
+                block_hashes: hashes,
+                parent_block_hash: *parent,
+                token_ids: tokens,
+                block_size: *block_size,
+                lora_id: None,
+                medium: MEDIUM,
+                lora_name: None,
+                group_idx: MAIN_GROUP,
+            },
+            KvEvent::BlockRemoved { hashes } => {
+                Self::BlockRemoved { block_hashes: hashes, medium: MEDIUM, group_idx: MAIN_GROUP }
+            }
+            KvEvent::AllBlocksCleared => Self::AllBlocksCleared,
+        }
+    }
+}
+
+/// Encodes a batch; `time` is in seconds since 1970.
+pub(crate) fn encode_batch(time: f64, events: &[KvEvent], rank: usize) -> Option<Vec<u8>> {
+    let events: Vec<WireEvent<'_>> = events.iter().map(WireEvent::from).collect();
+    rmp_serde::to_vec_named(&(time, events, rank)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes that `msgspec` writes for vLLM's classes.
+    #[test]
+    fn batches_have_the_bytes_of_msgspec() {
+        let removed = KvEvent::BlockRemoved { hashes: vec![7, u64::MAX] };
+        let bytes = encode_batch(1.5, &[removed, KvEvent::AllBlocksCleared], 2).unwrap();
+        let mut expected = vec![0x93, 0xcb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0, 0x92, 0x84];
+        let text = |expected: &mut Vec<u8>, text: &str| {
+            expected.push(0xa0 | text.len() as u8);
+            expected.extend(text.bytes());
+        };
+        ["type", "BlockRemoved", "block_hashes"].iter().for_each(|part| text(&mut expected, part));
+        expected.extend([0x92, 7, 0xcf, 255, 255, 255, 255, 255, 255, 255, 255]);
+        ["medium", "GPU", "group_idx"].iter().for_each(|part| text(&mut expected, part));
+        expected.extend([0, 0x81]);
+        ["type", "AllBlocksCleared"].iter().for_each(|part| text(&mut expected, part));
+        expected.push(2);
+        assert_eq!(bytes, expected);
+    }
+}
