@@ -11,6 +11,7 @@ mod embeddings;
 mod fleet;
 mod formats_beside_tools;
 mod full_context;
+mod kv_events;
 mod limits;
 mod memory;
 mod operations;

@@ -64,6 +64,12 @@ impl Server {
         Self::start_with(name, options, &[])
     }
 
+    /// A server, with what it writes to stderr after its first line.
+    pub(crate) fn start_logged(name: &str, options: &[&str]) -> (Self, BufReader<ChildStderr>) {
+        let folder = model(name);
+        Self::of(&folder.to_string_lossy().into_owned(), folder, options, &[])
+    }
+
     /// Starts a server with environment variables.
     pub(crate) fn start_with(name: &str, options: &[&str], environment: &[(&str, &str)]) -> Self {
         Self::of_model(model(name), options, environment)
