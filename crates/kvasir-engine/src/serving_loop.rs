@@ -54,8 +54,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// a conversation does not commit it again with each turn.
 const RELEASE_AFTER: Duration = Duration::from_secs(10);
 
-/// What serves an inbox on a thread of its own: an engine, or a front that passes requests to engines in
-/// other processes.
+/// Serves an inbox on a dedicated thread: an engine, or a front process that forwards requests to
+/// engines in other processes.
 pub trait Serving: Send {
     /// Serves `inbox` until told to exit, and passes each non-empty outbox to `deliver`.
     fn serve_inbox(self: Box<Self>, inbox: Receiver<Message>, deliver: &mut dyn FnMut(&Outbox)) -> Exit;

@@ -197,20 +197,20 @@ fn request_beyond_its_keys_entitlement_preempts_none() {
     });
 }
 
-/// A prompt that is not split, and exceeds the rest of its key's share, leaves the step to others.
+/// An unsplit prompt that exceeds the rest of its key's share leaves the step to other keys.
 #[test]
-fn whole_prompts_keep_to_the_share_of_their_key() {
+fn unsplit_prompts_stay_within_the_share_of_their_key() {
     for chunking in [Chunking::Off, Chunking::First] {
         let policy = Box::new(PrefillFirst::new(chunking, 0.0));
         let mut device = Device::new(Order::Fair, policy, 64, 1 << 18, 0);
-        // The other key has more running, so that the requests of this one come first.
+        // The light key has more requests running, so those of the heavy key come first.
         (0..10).for_each(|_| device.fill(LIGHT, 40, 400, 1));
         (0..3).for_each(|_| drop(device.step()));
         let heavy = [(); 3].map(|()| device.add(HEAVY, 400, 4, 1));
         let light = device.add(LIGHT, 400, 4, 1);
         let ids = (0..9).map(|_| device.step()).find(|ids| ids.contains(&heavy[0].0)).unwrap();
         assert!(ids.contains(&light.0) && !ids.contains(&heavy[1].0), "{chunking:?}: {ids:?}");
-        // One that exceeds the whole share runs alone among its key's.
+        // A prompt that exceeds the whole share runs as the only one of its key.
         let large = device.add(HEAVY, 1000, 4, 1);
         device.add(LIGHT, 1000, 4, 1);
         assert!(device.steps_ahead(large) < 20, "{chunking:?}");
@@ -256,7 +256,7 @@ fn oversized_request_is_overtaken_by_its_own_slots_of_each_other_key() {
 }
 
 #[test]
-fn cached_prompts_take_no_share_of_a_steps_prompt_tokens() {
+fn cached_tokens_use_no_share_of_a_steps_prompt_tokens() {
     each(16, 1 << 18, |mut device, name| {
         let cached: Vec<Token> = (1..=401).collect();
         device.add_prompt(LIGHT, cached.clone(), 1, 1);
@@ -268,8 +268,8 @@ fn cached_prompts_take_no_share_of_a_steps_prompt_tokens() {
         let alone = device.fed(heavy);
         let light = [0; 2].map(|_| device.add_prompt(LIGHT, cached.clone(), 10, 1));
         device.steps_ahead(light[0]);
-        let beside = device.fed(heavy);
-        assert!(alone >= 512 && beside + 128 >= alone, "{name}: {beside} tokens, {alone} alone");
+        let shared = device.fed(heavy);
+        assert!(alone >= 512 && shared + 128 >= alone, "{name}: {shared} tokens, {alone} alone");
     });
 }
 

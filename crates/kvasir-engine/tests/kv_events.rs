@@ -1,4 +1,4 @@
-//! KV events of the prefix cache on their way to the outbox.
+//! KV events of the prefix cache, as the outbox delivers them.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, Turn};

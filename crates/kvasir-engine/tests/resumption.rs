@@ -1,5 +1,5 @@
-//! A request that one engine began and another continues has the tokens of a request alone, at whatever
-//! output it moves and whatever cache, policy, drafter and overlap either engine has.
+//! A request that moves between engines has the tokens of a request that runs alone: after any
+//! number of outputs, with any cache, policy, drafter and overlap of either engine.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;

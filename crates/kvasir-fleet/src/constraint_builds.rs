@@ -1,7 +1,9 @@
-//! Builds the constraints of requests on a thread of their own, before the engine sees the requests.
+//! Builds the constraints of requests on a dedicated thread, before the engine receives the
+//! requests.
 //!
-//! A grammar may take seconds to compile. Meanwhile other requests go on; messages about a request that
-//! is being built wait for it, so that the engine sees them in order.
+//! A grammar may take seconds to compile; other requests continue during that time. Messages about
+//! a request whose constraint is being built are held back, so that the engine receives them in
+//! order.
 
 use crate::open_request::push_end;
 use kvasir_engine::{Fault, Finish, Message, Outbox, Request, RequestId, SessionId, Summary, Timings};
@@ -20,7 +22,7 @@ use std::{
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Builds a constraint from its recipe, for an answer to a prompt; `None` if it cannot be built. Setting
-/// the flag cancels the work.
+/// the flag cancels the build.
 pub type BuildConstraint = Box<dyn Fn(&str, &[Token], &Arc<AtomicBool>) -> Option<Constrained> + Send>;
 
 /// The requests whose constraints are being built.
@@ -49,11 +51,12 @@ struct Pending {
     n: u32,
     sessions: Vec<SessionId>,
     canceled: Arc<AtomicBool>,
-    /// Messages that wait for it.
+    /// Messages held back until the build has ended.
     held: Vec<Message>,
 }
 
 impl Pending {
+    /// Whether a message is about a sibling of the request with tag `first`, or about its sessions.
     fn concerns(&self, first: u64, message: &Message) -> bool {
         let is_own = |session: &SessionId| self.sessions.contains(session);
         match message {
@@ -67,6 +70,7 @@ impl Pending {
         }
     }
 
+    /// Whether an abort of this sibling is held back.
     fn aborts(&self, tag: u64) -> bool {
         self.held.iter().any(|message| *message == Message::Abort { tag })
     }
@@ -95,11 +99,12 @@ impl ConstraintBuilds {
         let sessions = request.params.session.into_iter().chain(pins).collect();
         let pending = Pending { n, sessions, canceled: canceled.clone(), held: Vec::new() };
         self.pending.insert(request.tag, pending);
-        // The thread ends with this sender only.
+        // Fails only if the thread has panicked: it runs as long as this sender exists.
         let _ = self.jobs.send(Job { request, n, recipe, canceled });
     }
 
-    /// Keeps a message that must wait for a request; returns any other.
+    /// Holds back a message about a pending request, and returns any other. Once all siblings are
+    /// aborted, cancels the build.
     pub(crate) fn hold(&mut self, message: Message) -> Option<Message> {
         let concerned = self.pending.iter_mut().find(|(first, pending)| pending.concerns(**first, &message));
         let Some((first, pending)) = concerned else { return Some(message) };
@@ -116,8 +121,9 @@ impl ConstraintBuilds {
         self.built.recv().await
     }
 
-    /// What the engine gets of an ended build: the request and the messages that waited for it. If the
-    /// build failed, the ends of the request's siblings are written into `outbox` instead.
+    /// The messages for the engine after a build: the request and the held messages. If the build
+    /// failed, writes the final events of the request's siblings into `outbox` and drops the held
+    /// messages.
     pub(crate) fn finish(&mut self, built: Built, outbox: &mut Outbox) -> Vec<Message> {
         let Built { mut request, n, constrained } = built;
         let pending = self.pending.remove(&request.tag);
@@ -126,7 +132,7 @@ impl ConstraintBuilds {
                 let tag = request.tag.wrapping_add(i);
                 let is_aborted = pending.as_ref().is_some_and(|pending| pending.aborts(tag));
                 let finish = if is_aborted { Finish::Aborted } else { Finish::Failed(Fault::Constraint) };
-                push_end(unstarted(&request, tag, finish), outbox);
+                push_end(unstarted_summary(&request, tag, finish), outbox);
             }
             return Vec::new();
         };
@@ -136,8 +142,8 @@ impl ConstraintBuilds {
     }
 }
 
-/// The summary of a request that the engine has not seen.
-fn unstarted(request: &Request, tag: u64, finish: Finish) -> Summary {
+/// The summary of a request that the engine has not received.
+fn unstarted_summary(request: &Request, tag: u64, finish: Finish) -> Summary {
     let resumption = request.params.resumption.as_deref();
     Summary {
         request: RequestId(tag),

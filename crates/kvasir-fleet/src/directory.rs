@@ -1,7 +1,8 @@
-//! The directory of a fleet's sockets: only this user can enter it, and it is removed with the fleet.
+//! The directory of a fleet's sockets: accessible to this user only, and removed when the fleet
+//! ends.
 //!
-//! The front holds a lock on a file in it. A directory whose lock is free was left by a front that was
-//! killed; the next start removes it.
+//! The front process holds a lock on a file in it. A directory whose lock is free was left by a
+//! front that was killed; the next start removes it.
 
 use std::{
     env,
@@ -12,12 +13,12 @@ use std::{
     process,
 };
 
-/// Begin of the names of directories in use.
+/// Prefix of the names of directories in use.
 const PREFIX: &str = "kvasir-fleet-";
 /// Name of the locked file.
 const LOCK: &str = "lock";
 
-/// A directory of sockets, locked.
+/// A locked socket directory. Dropping it removes it.
 #[derive(Debug)]
 pub(crate) struct SocketDirectory {
     path: PathBuf,
@@ -25,7 +26,7 @@ pub(crate) struct SocketDirectory {
 }
 
 impl SocketDirectory {
-    /// Creates a directory, and removes those that dead fronts left.
+    /// Creates a directory, and removes those that killed fronts left.
     pub(crate) fn create() -> io::Result<Self> {
         let parent = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
         Self::create_in(&parent.unwrap_or_else(env::temp_dir))
@@ -35,7 +36,7 @@ impl SocketDirectory {
         remove_abandoned(parent);
         for attempt in 0..100 {
             let name = format!("{}-{attempt}", process::id());
-            // It gets its name once it is locked, so that no other start takes it for abandoned.
+            // Renamed once it is locked, so that no other start removes it as abandoned.
             let new = parent.join(format!(".kvasir-new-{name}"));
             match DirBuilder::new().mode(0o700).create(&new) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -51,7 +52,7 @@ impl SocketDirectory {
             fs::rename(&new, &path)?;
             return Ok(Self { path, _lock: lock });
         }
-        Err(io::Error::other(format!("no free name for sockets in {}", parent.display())))
+        Err(io::Error::other(format!("no free name for a socket directory in `{}`", parent.display())))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -61,7 +62,7 @@ impl SocketDirectory {
 
 impl Drop for SocketDirectory {
     fn drop(&mut self) {
-        // What remains is removed by the next start.
+        // The next start removes what remains.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -86,7 +87,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn abandoned_directories_are_removed_and_others_stay() {
+    fn only_abandoned_directories_are_removed() {
         let scratch = scratch(&env::temp_dir().to_string_lossy(), "kvasir-sockets");
         let first = SocketDirectory::create_in(&scratch).unwrap();
         assert_eq!(fs::metadata(first.path()).unwrap().permissions().mode() & 0o777, 0o700);

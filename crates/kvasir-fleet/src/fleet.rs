@@ -1,11 +1,11 @@
 //! The front process of a fleet: starts the workers, keeps them running, and connects [`Front`] to their
 //! sockets.
 //!
-//! Everything here runs on one thread, in an event loop that waits for messages of the caller, results of
-//! the workers, the ends of their processes, and orders of the operator. An idle fleet uses no CPU.
+//! One thread runs an event loop that waits for messages of the caller, results of the workers,
+//! exits of their processes, and commands of the operator. An idle fleet uses no CPU.
 
 use crate::directory::SocketDirectory;
-use crate::front::{Front, Send};
+use crate::front::{Front, WorkerMessage};
 use crate::kv_publisher::KvPublisher;
 use crate::message::{Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
 use crate::monotonic;
@@ -25,23 +25,23 @@ use tokio::{
 };
 use zeromq::{PullSocket, RouterSocket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 
-/// Time that the workers have to end their requests before they are killed.
+/// Time that the workers have to exit before their requests are aborted and they are killed.
 const EXIT_TIME: Duration = Duration::from_secs(2);
 
-/// Receives the counters of a replica; an empty list when its process has ended.
-pub type OnCounters = Box<dyn FnMut(usize, &[u64]) + std::marker::Send>;
-/// Receives lines for the log: whether something is wrong, and what.
-pub type OnLog = Box<dyn FnMut(bool, &str) + std::marker::Send>;
+/// Receives the index and the counters of a replica; an empty list when its process has ended.
+pub type OnCounters = Box<dyn FnMut(usize, &[u64]) + Send>;
+/// Receives lines for the log: whether it is a warning, and the text.
+pub type OnLog = Box<dyn FnMut(bool, &str) + Send>;
 
 /// Configuration of a fleet.
 pub struct FleetConfig {
     /// Number of replicas.
     pub replicas: u32,
-    /// How a replica is chosen for a request.
+    /// Routing policy.
     pub route: Route,
-    /// Starts a worker.
+    /// Command that starts a worker.
     pub command: WorkerCommand,
-    /// What both sides must agree on.
+    /// Version, model and options, which every worker must match.
     pub identity: Identity,
     /// Publishes the KV events of the replicas, each as a stream of its own.
     pub kv_events: Option<KvPublisher>,
@@ -54,7 +54,7 @@ pub struct FleetConfig {
 /// Why a fleet cannot start.
 #[derive(Debug)]
 pub enum FleetError {
-    /// Sockets, processes or threads cannot be created.
+    /// The socket directory, a process or a thread cannot be created.
     Io(io::Error),
     /// The sockets cannot be bound.
     Socket(ZmqError),
@@ -65,7 +65,7 @@ pub enum FleetError {
         /// How its process ended.
         why: String,
     },
-    /// A worker does not match the front.
+    /// A worker does not match the front's [`Identity`].
     Refused {
         /// Index of the replica.
         replica: usize,
@@ -80,7 +80,7 @@ impl fmt::Display for FleetError {
             Self::Io(error) => write!(f, "workers: {error}"),
             Self::Socket(error) => write!(f, "workers: sockets: {error}"),
             Self::Ended { replica, why } => write!(f, "replica {replica} could not start: {why}"),
-            Self::Refused { replica, why } => write!(f, "replica {replica} was refused: {why}"),
+            Self::Refused { replica, why } => write!(f, "replica {replica} does not match the front: {why}"),
         }
     }
 }
@@ -133,13 +133,13 @@ impl Fleet {
         let (workers, facts) = started?;
         let router = RouterConfig { block_size: facts.block_size, ..RouterConfig::new(route) };
         let mut front = Front::new(Router::new(router, replicas as usize), replicas as usize);
-        (0..replicas as usize).for_each(|replica| front.ready(replica));
+        (0..replicas as usize).for_each(|replica| front.worker_ready(replica));
         let fleet = Self { runtime, workers, front, facts, handle, orders };
         fleet.publish();
         Ok(fleet)
     }
 
-    /// What the workers tell about their engines: the smallest pool and context of all.
+    /// Properties of the workers' engines: the smallest KV cache and context length of all.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
@@ -164,7 +164,7 @@ impl Serving for Fleet {
             {}
         });
         if let Err(error) = forwarding {
-            return Exit::Broken(format!("no thread for the inbox: {error}"));
+            return Exit::Broken(format!("cannot start the inbox thread: {error}"));
         }
         let phase = Phase::Serving;
         let mut serving = ServingFleet { workers, front, handle, phase, deliver };
@@ -172,20 +172,20 @@ impl Serving for Fleet {
     }
 }
 
-/// How far the end of a fleet has come.
+/// Shutdown phase of a fleet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     Serving,
-    /// Ends when no request is open.
+    /// Exits when no request is open.
     Draining,
-    /// The workers were told to exit; what they have not ended by then is aborted.
+    /// The workers were told to exit; requests that have not ended at this time are aborted.
     Exiting(Instant),
 }
 
-/// What woke the event loop.
+/// Input of the event loop.
 enum Input {
     Message(Option<Message>),
-    Greeting(Result<ZmqMessage, ZmqError>),
+    Hello(Result<ZmqMessage, ZmqError>),
     Results(Result<ZmqMessage, ZmqError>),
     Ended(Ended),
     Order(Order),
@@ -212,7 +212,7 @@ impl ServingFleet<'_> {
             let input = select! {
                 result = workers.results.recv() => Input::Results(result),
                 message = messages.recv() => Input::Message(message),
-                greeting = workers.requests.recv() => Input::Greeting(greeting),
+                hello = workers.requests.recv() => Input::Hello(hello),
                 Some(ended) = workers.ended.recv() => Input::Ended(ended),
                 Some(order) = orders.recv() => Input::Order(order),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Input::Timer,
@@ -250,19 +250,19 @@ impl ServingFleet<'_> {
             Input::Message(Some(Message::Drain)) => self.phase = Phase::Draining,
             Input::Message(Some(Message::Exit) | None) => self.exit().await,
             Input::Message(Some(message)) => self.front.take(message, now),
-            Input::Greeting(Ok(frames)) => match self.workers.greeted(&frames).await {
+            Input::Hello(Ok(frames)) => match self.workers.handle_hello(&frames).await {
                 Ok(Some((replica, _))) => {
                     (self.workers.on_log)(false, &format!("replica {replica} is ready"));
-                    self.front.ready(replica);
+                    self.front.worker_ready(replica);
                     self.publish();
                 }
                 Ok(None) => {}
                 Err(error) => (self.workers.on_log)(true, &error.to_string()),
             },
-            Input::Results(Ok(frames)) => self.take_results(&frames),
-            // A socket of a process that has ended.
-            Input::Greeting(Err(_)) | Input::Results(Err(_)) => {}
-            Input::Ended(ended) => self.take_end(ended),
+            Input::Results(Ok(frames)) => self.handle_results(&frames),
+            // The peer has ended; its exit is a separate input.
+            Input::Hello(Err(_)) | Input::Results(Err(_)) => {}
+            Input::Ended(ended) => self.handle_process_end(ended),
             Input::Order(Order::Drain(replica)) => {
                 self.front.drain(replica);
                 self.workers.replicas[replica].phase = ReplicaPhase::Drained;
@@ -283,7 +283,7 @@ impl ServingFleet<'_> {
         }
     }
 
-    fn take_results(&mut self, frames: &ZmqMessage) {
+    fn handle_results(&mut self, frames: &ZmqMessage) {
         let Some((replica, message)) = self.workers.read(frames) else { return self.publish() };
         match message {
             FromWorker::Results(mut outbox) => {
@@ -291,11 +291,16 @@ impl ServingFleet<'_> {
                 if let Some(publisher) = &mut self.workers.kv_events {
                     publisher.publish(replica, &outbox.kv_events);
                 }
-                let are_in_order = self.front.results(replica, &mut outbox, monotonic::now());
+                let is_gapless = self.front.results(replica, &mut outbox, monotonic::now());
                 (self.deliver)(&outbox);
-                if !are_in_order {
-                    // Its requests continue elsewhere, from the last token that has arrived.
-                    (self.workers.on_log)(true, &format!("replica {replica}: tokens are missing"));
+                if !is_gapless {
+                    // Its requests continue on other workers, from the last token received.
+                    (self.workers.on_log)(
+                        true,
+                        &format!(
+                            "replica {replica}: results have a gap in their tokens; killing its process"
+                        ),
+                    );
                     self.workers.replicas[replica].kill();
                 }
                 if ended > 0 {
@@ -310,7 +315,7 @@ impl ServingFleet<'_> {
         }
     }
 
-    fn take_end(&mut self, Ended { replica, generation, why }: Ended) {
+    fn handle_process_end(&mut self, Ended { replica, generation, why }: Ended) {
         let state = &mut self.workers.replicas[replica];
         if state.header.generation != generation {
             return;
@@ -320,7 +325,8 @@ impl ServingFleet<'_> {
         if !is_ordered {
             let delay = state.restart_at.map(|at| at.saturating_duration_since(Instant::now()));
             let seconds = delay.unwrap_or_default().as_secs_f64();
-            let line = format!("replica {replica} has ended: {why}; it is started again in {seconds:.1} s");
+            let line =
+                format!("replica {replica}: its process has ended: {why}; restarting it in {seconds:.1} s");
             (self.workers.on_log)(true, &line);
         }
         (self.workers.on_counters)(replica, &[]);
@@ -328,7 +334,7 @@ impl ServingFleet<'_> {
             // The next process begins with an empty cache.
             publisher.publish(replica, &[KvEvent::AllBlocksCleared]);
         }
-        self.front.lost(replica, monotonic::now());
+        self.front.worker_lost(replica, monotonic::now());
         self.publish();
     }
 
@@ -343,7 +349,7 @@ impl ServingFleet<'_> {
         }
     }
 
-    /// Sends what the front has decided, and delivers what it has written.
+    /// Sends the front's messages to the workers, and delivers its outbox.
     async fn flush(&mut self) {
         for send in std::mem::take(&mut self.front.sends) {
             self.workers.send(send).await;
@@ -372,12 +378,12 @@ struct Workers {
     kv_events: Option<KvPublisher>,
     on_counters: OnCounters,
     on_log: OnLog,
-    /// Last: it is removed after the sockets are closed.
+    /// The last field, so that it is removed after the sockets are closed.
     directory: SocketDirectory,
 }
 
 impl Workers {
-    /// Starts all processes and waits for their greetings.
+    /// Starts all processes and waits for their `Hello` messages.
     async fn start_all(&mut self) -> Result<Facts, FleetError> {
         for replica in &mut self.replicas {
             replica.start(&self.command, self.directory.path(), self.ended_to.clone())?;
@@ -385,9 +391,9 @@ impl Workers {
         let mut smallest: Option<Facts> = None;
         while self.replicas.iter().any(|replica| replica.phase != ReplicaPhase::Ready) {
             select! {
-                greeting = self.requests.recv() => {
-                    let frames = greeting.map_err(FleetError::Socket)?;
-                    if let Some((_, facts)) = self.greeted(&frames).await? {
+                hello = self.requests.recv() => {
+                    let frames = hello.map_err(FleetError::Socket)?;
+                    if let Some((_, facts)) = self.handle_hello(&frames).await? {
                         let slots = smallest.as_ref().map_or(u32::MAX, |facts| facts.slots).min(facts.slots);
                         let max_len = smallest.as_ref().map_or(u32::MAX, |facts| facts.max_len).min(facts.max_len);
                         smallest = Some(Facts { slots, max_len, ..facts });
@@ -401,8 +407,9 @@ impl Workers {
         Ok(smallest.unwrap_or_default())
     }
 
-    /// Answers a greeting. Returns the replica if it is accepted, nothing if the message is dropped.
-    async fn greeted(&mut self, frames: &ZmqMessage) -> Result<Option<(usize, Facts)>, FleetError> {
+    /// Answers a worker's `Hello`. Returns the replica if it is accepted, `None` if the message is
+    /// dropped.
+    async fn handle_hello(&mut self, frames: &ZmqMessage) -> Result<Option<(usize, Facts)>, FleetError> {
         let name = frames.get(0).cloned().unwrap_or_default();
         let read = decode::<FromWorker>(frames);
         let Ok((header, FromWorker::Hello { protocol, identity, facts })) = read else { return Ok(None) };
@@ -416,7 +423,7 @@ impl Workers {
         }
         let difference = match protocol {
             PROTOCOL => self.identity.difference(&identity),
-            other => Some(format!("its messages have version {other}, the front's {PROTOCOL}")),
+            other => Some(format!("it has message protocol version `{other}`, the front has `{PROTOCOL}`")),
         };
         if let Some(why) = difference {
             self.write(replica, &ToWorker::Refused { why: why.clone() }).await;
@@ -427,13 +434,13 @@ impl Workers {
         Ok(Some((replica, facts)))
     }
 
-    /// Reads results; `None` for a message that is dropped.
+    /// Decodes a message on the results socket; `None` if it is dropped. Counts dropped messages.
     fn read(&mut self, frames: &ZmqMessage) -> Option<(usize, FromWorker)> {
         let (header, message) = match decode::<FromWorker>(frames) {
             Ok((header, message)) => (header, Some(message)),
             Err((Some(header), _)) => (header, None),
             Err((None, why)) => {
-                (self.on_log)(true, &format!("a message of an unknown worker was dropped: {why:?}"));
+                (self.on_log)(true, &format!("dropped a message of an unknown worker: {why:?}"));
                 return None;
             }
         };
@@ -447,8 +454,8 @@ impl Workers {
         Some((index, message?))
     }
 
-    /// Sends a message to a worker. One to a process that has ended is lost with it.
-    async fn send(&mut self, Send { replica, message, recipe }: Send) {
+    /// Sends a message to a worker's engine. A message to a process that has ended is lost.
+    async fn send(&mut self, WorkerMessage { replica, message, recipe }: WorkerMessage) {
         self.write(replica, &ToWorker::Engine { message, recipe }).await;
     }
 
@@ -456,28 +463,31 @@ impl Workers {
         let state = &mut self.replicas[replica];
         let header = Header { number: state.sent.next(), ..state.header };
         let Some(mut frames) = encode(header, message) else {
-            return (self.on_log)(true, &format!("replica {replica}: a message is too large"));
+            return (self.on_log)(
+                true,
+                &format!("replica {replica}: a message to it is too large and was dropped"),
+            );
         };
         frames.push_front(identity(header.replica, header.generation));
-        // The end of the process is reported apart.
+        // Fails if the process has ended, which is a separate input.
         let _ = self.requests.send(frames).await;
     }
 
-    /// Tells a worker to exit.
+    /// Tells a worker to exit, or kills it if it is still starting.
     async fn end(&mut self, replica: usize) {
         let state = &mut self.replicas[replica];
         state.is_ending = true;
         match state.phase {
             ReplicaPhase::Ready | ReplicaPhase::Drained => {
                 let message = Message::Exit;
-                self.send(Send { replica, message, recipe: None }).await;
+                self.send(WorkerMessage { replica, message, recipe: None }).await;
             }
             ReplicaPhase::Starting => state.kill(),
             ReplicaPhase::Down => {}
         }
     }
 
-    /// Starts the processes whose time has come.
+    /// Starts the processes whose restart is due.
     fn start_due(&mut self) {
         let now = Instant::now();
         for (index, replica) in self.replicas.iter_mut().enumerate() {

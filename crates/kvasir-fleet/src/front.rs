@@ -1,11 +1,16 @@
-//! What the front decides: which worker runs a request, and what becomes of the requests and sessions of
-//! a worker that is lost or drained.
+//! State of the front process: places each request on a worker, and moves requests away from
+//! workers that are lost or drained.
 //!
-//! Pure state: messages, results and losses in; messages to workers ([`Send`]) and ends of requests out.
-//! `fleet` connects it to sockets and processes.
+//! Pure state machine. Inputs: messages of the caller, results and losses of workers. Outputs:
+//! messages to workers ([`WorkerMessage`]) and final events of requests. `fleet` connects it to
+//! sockets and processes.
 //!
-//! Invariants: each request gets exactly one end. A request runs on at most one worker. Results of a run
-//! that was moved away are dropped. Each charge of the router is released once.
+//! A *run* is one execution of a request on one worker, with its own tag; a moved request has
+//! several.
+//!
+//! Invariants: each request gets exactly one final event. A request runs on at most one worker.
+//! Results of an earlier run are dropped. Each charge of the router is released once. Guarded by
+//! `front/tests.rs`.
 
 #[cfg(test)]
 mod tests;
@@ -17,9 +22,9 @@ use std::{
     sync::Arc,
 };
 
-/// A message to a worker.
+/// A message to a worker, with the recipe of the constraint if it adds a constrained request.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Send {
+pub(crate) struct WorkerMessage {
     pub(crate) replica: usize,
     pub(crate) message: Message,
     pub(crate) recipe: Option<String>,
@@ -28,7 +33,7 @@ pub(crate) struct Send {
 /// The open requests and the sessions of a fleet.
 pub(crate) struct Front {
     router: Router,
-    /// Whether a worker takes requests.
+    /// Whether each worker accepts requests.
     is_ready: Vec<bool>,
     /// By the caller's tag.
     requests: BTreeMap<u64, OpenRequest>,
@@ -38,8 +43,8 @@ pub(crate) struct Front {
     /// The worker that retains a session's K/V.
     sessions: HashMap<SessionId, usize>,
     /// Messages to workers, in order.
-    pub(crate) sends: Vec<Send>,
-    /// Ends and reports that no worker sends.
+    pub(crate) sends: Vec<WorkerMessage>,
+    /// Events of requests and sessions that no worker reports.
     pub(crate) outbox: Outbox,
 }
 
@@ -64,23 +69,23 @@ impl Front {
         self.requests.is_empty()
     }
 
-    /// The requests on a worker, and their prompt tokens.
+    /// The requests on a worker, and the tokens that they add to its load.
     pub(crate) fn load(&self, replica: usize) -> (u64, u64) {
         self.router.loads().get(replica).map_or((0, 0), |load| (load.requests, load.tokens))
     }
 
-    /// Takes a message of the caller, except `Drain` and `Exit`.
+    /// Handles a message of the caller; ignores `Drain` and `Exit`.
     pub(crate) fn take(&mut self, message: Message, now: Nanos) {
         match message {
             Message::Add { mut request, n } => {
                 let constrained = std::mem::take(&mut request.params.constraint);
                 let recipe = constrained.0.as_ref().map(|constraint| constraint.recipe());
-                let (request, is_lost) = (Arc::<_>::from(request), recipe == Some(None));
+                let (request, lacks_recipe) = (Arc::<_>::from(request), recipe == Some(None));
                 let recipe = recipe.flatten().map(Arc::<str>::from);
                 for sibling in 0..n {
                     let open = OpenRequest::new(Arc::clone(&request), recipe.clone(), sibling, now);
-                    if is_lost {
-                        // It cannot be built in another process.
+                    if lacks_recipe {
+                        // Another process cannot build its constraint.
                         open.end(Finish::Failed(Fault::Constraint), now, &mut self.outbox);
                     } else {
                         self.requests.insert(open.tag(), open);
@@ -111,27 +116,27 @@ impl Front {
         }
     }
 
-    /// Takes the results of a worker: replaces the tags of runs by the caller's, and drops what belongs to
-    /// runs that were moved away. False if tokens are missing.
+    /// Handles the results of a worker: replaces the tags of runs by the caller's, and blanks or
+    /// removes the results of earlier runs. False if tokens are missing.
     pub(crate) fn results(&mut self, replica: usize, outbox: &mut Outbox, now: Nanos) -> bool {
         let Outbox { events, tokens, ended, admitted, progress, mirostat, retained, kv_events, .. } = outbox;
         kv_events.drain(..).for_each(|event| self.router.apply(replica, &event));
-        // A client receives only the first admission.
+        // Only the first admission is reported to the client.
         admitted.retain_mut(|(tag, cached)| {
             self.rename(replica, tag).is_some_and(|open| open.admitted(*cached, now))
         });
         progress.retain_mut(|(tag, _)| self.rename(replica, tag).is_some());
-        let (mut finished, mut are_in_order) = (HashMap::new(), true);
+        let (mut finished, mut is_gapless) = (HashMap::new(), true);
         for (index, event) in events.iter_mut().enumerate() {
             let (run, is_lost) = (event.tag, event.finish == Some(Finish::Failed(Fault::DeviceLost)));
             let new = tokens.get(event.tokens.range()).unwrap_or(&[]);
             let mu = mirostat.iter().find(|(at, _)| *at as usize == index).map(|(_, mu)| *mu);
             let open = self.rename(replica, &mut event.tag).filter(|_| !is_lost);
             let is_taken = open.is_some_and(|open| {
-                // A client's stop may shorten an answer behind its newest tokens.
-                let is_in_order = open.extend(event.first, new, mu, now) || event.finish.is_some();
-                are_in_order &= is_in_order;
-                is_in_order
+                // A client's `StopAt` may end an answer before its newest tokens.
+                let is_next = open.extend(event.first, new, mu, now) || event.finish.is_some();
+                is_gapless &= is_next;
+                is_next
             });
             if is_taken {
                 let ended = event.finish.and_then(|_| self.forget(run));
@@ -139,7 +144,7 @@ impl Front {
             } else {
                 (event.tag, event.finish, event.tokens) = (0, None, Default::default());
                 if is_lost {
-                    self.lose(run, now);
+                    self.lose_run(run, now);
                 }
             }
         }
@@ -154,29 +159,31 @@ impl Front {
             is_home
         });
         self.place_waiting();
-        are_in_order
+        is_gapless
     }
 
-    /// A worker takes requests.
-    pub(crate) fn ready(&mut self, replica: usize) {
+    /// A worker accepts requests from now on.
+    pub(crate) fn worker_ready(&mut self, replica: usize) {
         self.is_ready[replica] = true;
         self.router.set_available(replica, true);
         self.place_waiting();
     }
 
-    /// A worker was lost: its requests continue elsewhere, and its sessions have no K/V.
-    pub(crate) fn lost(&mut self, replica: usize, now: Nanos) {
+    /// A worker was lost: its requests continue on others, and its sessions lose their K/V.
+    pub(crate) fn worker_lost(&mut self, replica: usize, now: Nanos) {
         self.stop_using(replica);
         self.router.restarted(replica);
         for tag in self.tags_on(replica) {
             let Some(open) = self.requests.get_mut(&tag) else { continue };
             let run = open.placement.as_ref().map(|placement| placement.tag);
-            run.into_iter().for_each(|run| self.lose(run, now));
+            run.into_iter().for_each(|run| self.lose_run(run, now));
         }
         self.place_waiting();
     }
 
-    /// Moves the requests of a worker to others, or lets them wait for one, and ends its sessions.
+    /// Drains a worker: moves its requests to others, or queues them until one is ready. Its
+    /// sessions lose their K/V. Requests that their client has ended stay until the worker reports
+    /// their end.
     pub(crate) fn drain(&mut self, replica: usize) {
         self.stop_using(replica);
         for tag in self.tags_on(replica) {
@@ -192,7 +199,7 @@ impl Front {
         self.place_waiting();
     }
 
-    /// Ends all requests that no worker will end any more.
+    /// Ends all open requests as aborted.
     pub(crate) fn abort_all(&mut self, now: Nanos) {
         for open in std::mem::take(&mut self.requests).into_values() {
             open.end(Finish::Aborted, now, &mut self.outbox);
@@ -201,7 +208,7 @@ impl Front {
         self.runs.clear();
     }
 
-    /// No request goes to a worker, and its sessions have no K/V.
+    /// Routes no further requests to a worker, and reports that its sessions have no K/V.
     fn stop_using(&mut self, replica: usize) {
         self.is_ready[replica] = false;
         self.router.set_available(replica, false);
@@ -222,7 +229,7 @@ impl Front {
         self.requests.iter().filter(|(_, open)| is_there(open)).map(|(tag, _)| *tag).collect()
     }
 
-    /// The open request of a run on a worker; `tag` becomes the caller's.
+    /// The open request of a run on a worker; replaces the run's `tag` by the caller's.
     fn rename(&mut self, replica: usize, tag: &mut u64) -> Option<&mut OpenRequest> {
         let own = *self.runs.get(tag)?;
         let open = self.requests.get_mut(&own)?;
@@ -231,26 +238,26 @@ impl Front {
         Some(open)
     }
 
-    /// A run was lost: the request ends, or waits for another worker.
-    fn lose(&mut self, run: u64, now: Nanos) {
+    /// A run was lost: its request ends, or waits for another worker.
+    fn lose_run(&mut self, run: u64, now: Nanos) {
         let Some(tag) = self.runs.remove(&run) else { return };
         let Some(open) = self.requests.get_mut(&tag) else { return };
-        let Some(Placement { runs, charge, .. }) = open.displace() else { return };
+        let Some(Placement { is_admitted, charge, .. }) = open.displace() else { return };
         self.router.release(charge);
-        if let Some(finish) = open.lost(runs) {
+        if let Some(finish) = open.on_worker_lost(is_admitted) {
             open.end(finish, now, &mut self.outbox);
             self.requests.remove(&tag);
         }
     }
 
-    /// A run has ended, and its request with it.
+    /// Removes a run that has ended, and its request.
     fn forget(&mut self, run: u64) -> Option<OpenRequest> {
         let mut open = self.requests.remove(&self.runs.remove(&run)?)?;
         open.placement.take().into_iter().for_each(|placement| self.router.release(placement.charge));
         Some(open)
     }
 
-    /// The client ends a request.
+    /// Ends a request for its client: through its worker if it is placed, else at once.
     fn end(&mut self, tag: u64, ending: Ending, now: Nanos) {
         let Some(open) = self.requests.get_mut(&tag) else { return };
         open.ending.get_or_insert(ending);
@@ -264,7 +271,7 @@ impl Front {
                 self.send(replica, message);
             }
             None => {
-                let finish = open.lost(false).unwrap_or(Finish::Aborted);
+                let finish = open.on_worker_lost(false).unwrap_or(Finish::Aborted);
                 open.end(finish, now, &mut self.outbox);
                 self.requests.remove(&tag);
             }
@@ -281,7 +288,8 @@ impl Front {
         tags.into_iter().for_each(|tag| self.place(tag, 1));
     }
 
-    /// Sends `n` siblings, from the one with this tag on, to a worker. They wait if none is ready.
+    /// Places `n` siblings, the first of which has this tag, on one worker. If none is ready, they
+    /// wait.
     fn place(&mut self, tag: u64, n: u32) {
         let Some(open) = self.requests.get(&tag) else { return };
         let (request, recipe) = (Arc::clone(&open.request), open.recipe.clone());
@@ -306,7 +314,7 @@ impl Front {
         let first_run = self.next_run;
         self.next_run += u64::from(n);
         let Some(replica) = charges.first().map(kvasir_engine::Charge::replica) else { return };
-        let message = if n > 1 || !open.has_run() {
+        let message = if n > 1 || !open.was_moved() {
             let mut request = (*request).clone();
             if n == 1 {
                 request = request.sibling(open.sibling);
@@ -319,7 +327,7 @@ impl Front {
         for (i, charge) in charges.into_iter().enumerate() {
             let (own, run) = (tag.wrapping_add(i as u64), first_run + i as u64);
             if let Some(open) = self.requests.get_mut(&own) {
-                open.placement = Some(Placement { replica, tag: run, runs: false, charge });
+                open.placement = Some(Placement { replica, tag: run, is_admitted: false, charge });
                 self.runs.insert(run, own);
             }
         }
@@ -329,15 +337,15 @@ impl Front {
                 self.send(other, Message::EndSession(session));
             }
         }
-        self.sends.push(Send { replica, message, recipe: recipe.map(|recipe| recipe.to_string()) });
+        self.sends.push(WorkerMessage { replica, message, recipe: recipe.map(|recipe| recipe.to_string()) });
     }
 
-    /// The worker that retains a session, if it takes requests.
+    /// The worker that retains a session's K/V, if it accepts requests.
     fn home_of(&self, session: SessionId) -> Option<usize> {
         self.sessions.get(&session).copied().filter(|replica| self.is_ready[*replica])
     }
 
     fn send(&mut self, replica: usize, message: Message) {
-        self.sends.push(Send { replica, message, recipe: None });
+        self.sends.push(WorkerMessage { replica, message, recipe: None });
     }
 }

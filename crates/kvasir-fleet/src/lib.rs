@@ -1,8 +1,8 @@
-//! Engine cores as processes of their own on one machine (data parallelism).
+//! Data parallelism on one machine: each engine runs in its own process.
 //!
-//! - [`Fleet`] is the front: it starts the workers, routes requests to them, and delivers their
-//!   results. It serves an inbox as an engine does ([`kvasir_engine::Serving`]).
-//! - [`run_worker`] is the other side: an engine that takes its requests from a socket.
+//! - [`Fleet`] is the front process: it starts the workers, routes requests to them, and delivers
+//!   their results. It serves an inbox as an engine does ([`kvasir_engine::Serving`]).
+//! - [`run_worker`] runs a worker: an engine that receives its requests from a socket.
 //!
 //! ```text
 //!            front                                  worker (one per replica)
@@ -10,14 +10,14 @@
 //! outbox ◄──       ◄─PULL───── results ─────PUSH────              ◄──
 //! ```
 //!
-//! A request whose worker dies continues in another one ([`kvasir_engine::Resumption`]): the client
-//! receives the tokens that it would have had.
+//! A request whose worker dies continues in another one ([`kvasir_engine::Resumption`]); the client
+//! receives the same tokens as without the loss.
 //!
 //! [`KvPublisher`] publishes the KV events of engines, in this process or in workers, over ZMQ in vLLM's
 //! wire format.
 //!
-//! Messages are typed msgpack ([`message`]). They never cross a host: the sockets lie in a directory
-//! that only this user can enter ([`directory`]).
+//! Messages are typed msgpack ([`message`]). They do not leave the host: the Unix sockets are in a
+//! directory that only this user can enter ([`directory`]).
 
 #![forbid(unsafe_code)]
 

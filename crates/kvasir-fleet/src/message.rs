@@ -1,20 +1,21 @@
 //! Messages between the front and its workers: typed, versioned msgpack.
 //!
-//! Each has two frames: a [`Header`] of fixed size, and the message. The reader drops what it cannot
-//! read, what is larger than [`MAX_BYTES`], what belongs to an earlier process of the replica, and what
-//! has a number that was used ([`Numbers`]). It counts what it drops.
+//! Each has two frames: a [`Header`] of fixed size, and the message. The receiver drops malformed
+//! messages, those larger than [`MAX_BYTES`], those of an earlier process of the replica, and those
+//! with a number that was already received ([`MessageNumbers`]). The front counts the results that
+//! it drops.
 
 use bytes::Bytes;
 use kvasir_engine::{Message, Outbox};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zeromq::ZmqMessage;
 
-/// Version of the messages.
+/// Version of the message format.
 pub(crate) const PROTOCOL: u32 = 1;
-/// Largest message.
+/// Maximum size of an encoded message.
 const MAX_BYTES: usize = 256 << 20;
 
-/// What both sides must agree on. A worker that differs is refused.
+/// What front and workers must have in common. The front refuses a worker that differs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
@@ -22,24 +23,24 @@ pub struct Identity {
     pub version: String,
     /// Hash of the model's files.
     pub model: u64,
-    /// Hash of the options that decide what an engine answers.
+    /// Hash of the options that affect an engine's answers.
     pub options: u64,
 }
 
 impl Identity {
-    /// The name of the first difference to a worker's, if there is one.
+    /// Describes the first difference from a worker's identity, if any.
     pub(crate) fn difference(&self, worker: &Self) -> Option<String> {
         if self.version != worker.version {
-            return Some(format!("version {} is not the front's, {}", worker.version, self.version));
+            return Some(format!("it has version `{}`, the front has `{}`", worker.version, self.version));
         }
         if self.model != worker.model {
-            return Some("its model is not the front's".into());
+            return Some("its model differs from the front's".into());
         }
-        (self.options != worker.options).then(|| "its options are not the front's".into())
+        (self.options != worker.options).then(|| "its options differ from the front's".into())
     }
 }
 
-/// What a worker tells about its engine.
+/// Properties of a worker's engine, sent in its `Hello`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Facts {
@@ -49,9 +50,9 @@ pub struct Facts {
     pub block_size: u32,
     /// Context length.
     pub max_len: u32,
-    /// Why no range can be cut out of a session, if so.
+    /// Why ranges cannot be cut out of a session; `None` if they can.
     pub cut_obstacle: Option<String>,
-    /// More facts, in the notation of the program that runs both sides.
+    /// Further properties in the program's own format, which this crate does not read.
     pub more: String,
 }
 
@@ -60,9 +61,9 @@ pub struct Facts {
 pub(crate) enum ToWorker {
     /// The worker is accepted.
     Welcome,
-    /// The worker is refused, and ends.
+    /// The worker is refused and must exit.
     Refused { why: String },
-    /// For the engine. The recipe is that of a new request's constraint.
+    /// A message to the engine, with the recipe of the constraint if it adds a constrained request.
     Engine { message: Message, recipe: Option<String> },
 }
 
@@ -73,13 +74,13 @@ pub(crate) enum FromWorker {
     Hello { protocol: u32, identity: Identity, facts: Facts },
     /// Results of a step.
     Results(Outbox),
-    /// Counters of the engine, in an order that the program knows.
+    /// Counters of the engine, in an order that the program defines.
     Counters(Vec<u64>),
     /// The engine has stopped.
     Stopped { why: String },
 }
 
-/// Begin of a message.
+/// First frame of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Index of the replica.
@@ -104,16 +105,17 @@ impl Header {
     }
 }
 
-/// Why a message cannot be read.
+/// Why a message was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Dropped {
-    /// It cannot be read.
+pub(crate) enum DropReason {
+    /// It cannot be decoded.
     Malformed,
-    /// It is larger than allowed.
+    /// It is larger than `MAX_BYTES`.
     Oversized,
 }
 
-/// Frames of a message. Fields have names: some are left out when they have their default.
+/// Encodes a message; `None` if it is larger than `MAX_BYTES`. Fields are written with their names,
+/// because some are omitted when they have their default.
 pub(crate) fn encode<T: Serialize>(header: Header, message: &T) -> Option<ZmqMessage> {
     let body = rmp_serde::to_vec_named(message).ok().filter(|body| body.len() <= MAX_BYTES)?;
     let mut frames = ZmqMessage::from(Bytes::copy_from_slice(&header.to_bytes()));
@@ -121,34 +123,34 @@ pub(crate) fn encode<T: Serialize>(header: Header, message: &T) -> Option<ZmqMes
     Some(frames)
 }
 
-/// Reads the last two frames of a message. The header of a dropped message is known if it can be read.
+/// Decodes the last two frames of a message. The error has the header if that could be decoded.
 pub(crate) fn decode<T: DeserializeOwned>(
     frames: &ZmqMessage,
-) -> Result<(Header, T), (Option<Header>, Dropped)> {
+) -> Result<(Header, T), (Option<Header>, DropReason)> {
     let count = frames.len();
     let header = count.checked_sub(2).and_then(|at| frames.get(at)).and_then(|frame| Header::read(frame));
     let (Some(header), Some(body)) = (header, count.checked_sub(1).and_then(|at| frames.get(at))) else {
-        return Err((None, Dropped::Malformed));
+        return Err((None, DropReason::Malformed));
     };
     if body.len() > MAX_BYTES {
-        return Err((Some(header), Dropped::Oversized));
+        return Err((Some(header), DropReason::Oversized));
     }
-    let message = rmp_serde::from_slice(body).map_err(|_| (Some(header), Dropped::Malformed))?;
+    let message = rmp_serde::from_slice(body).map_err(|_| (Some(header), DropReason::Malformed))?;
     Ok((header, message))
 }
 
-/// Numbers of the messages in one direction.
+/// Message numbers in one direction: the last one sent, or the last one received.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Numbers(u64);
+pub(crate) struct MessageNumbers(u64);
 
-impl Numbers {
+impl MessageNumbers {
     /// The number of the next message to send.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 += 1;
         self.0
     }
 
-    /// Whether a received message has a new number. Messages arrive in order.
+    /// Records a received number. True if it is higher than all before; messages arrive in order.
     pub(crate) fn is_new(&mut self, number: u64) -> bool {
         let is_new = number > self.0;
         self.0 = self.0.max(number);
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_they_were_written() {
+    fn messages_survive_encoding() {
         let message = request();
         let frames = encode(HEADER, &message).unwrap();
         assert_eq!(decode::<ToWorker>(&frames), Ok((HEADER, message)));
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn garbled_messages_are_dropped() {
+    fn malformed_messages_are_errors() {
         let whole = encode(HEADER, &request()).unwrap();
         let body = whole.get(1).unwrap().to_vec();
         let mut read = 0;
@@ -206,25 +208,25 @@ mod tests {
         }
         assert!(read < 2000, "{read}");
         let mut short = ZmqMessage::from(vec![0; HEADER_BYTES - 1]);
-        assert_eq!(decode::<ToWorker>(&short), Err((None, Dropped::Malformed)));
+        assert_eq!(decode::<ToWorker>(&short), Err((None, DropReason::Malformed)));
         short.push_back(body.into());
-        assert_eq!(decode::<ToWorker>(&short), Err((None, Dropped::Malformed)));
+        assert_eq!(decode::<ToWorker>(&short), Err((None, DropReason::Malformed)));
     }
 
     #[test]
-    fn used_numbers_are_no_news() {
-        let (mut sent, mut seen) = (Numbers::default(), Numbers::default());
+    fn repeated_message_numbers_are_rejected() {
+        let (mut sent, mut seen) = (MessageNumbers::default(), MessageNumbers::default());
         let numbers = [sent.next(), sent.next()];
         assert!(numbers.iter().all(|number| seen.is_new(*number)));
         assert!(!numbers.iter().any(|number| seen.is_new(*number)));
     }
 
     #[test]
-    fn differences_are_named() {
+    fn identity_differences_are_described() {
         let front = Identity { version: "1".into(), model: 2, options: 3 };
         assert_eq!(front.difference(&front), None);
         let named = |worker: Identity| front.difference(&worker).unwrap();
-        assert!(named(Identity { version: "2".into(), ..front.clone() }).contains("version 2"));
+        assert!(named(Identity { version: "2".into(), ..front.clone() }).contains("version `2`"));
         assert!(named(Identity { model: 9, ..front.clone() }).contains("model"));
         assert!(named(Identity { options: 9, ..front.clone() }).contains("options"));
     }

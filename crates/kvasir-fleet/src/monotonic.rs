@@ -1,4 +1,5 @@
-//! The clock that all processes of a machine share.
+//! The machine's monotonic clock, which front and workers share: timestamps of one are valid in the
+//! other.
 
 use kvasir_engine::Nanos;
 use rustix::time::{ClockId, clock_gettime};

@@ -1,5 +1,5 @@
-//! A request that the front has accepted and that has not ended: what it was asked, what it has
-//! answered, and which worker runs it.
+//! `OpenRequest`: a request that the front has accepted and that has not ended, with its outputs so
+//! far and the worker that runs it.
 
 use kvasir_engine::{
     Charge, Event, Fault, Finish, Nanos, Outbox, Request, RequestId, Resumption, Summary, Timings,
@@ -7,21 +7,22 @@ use kvasir_engine::{
 use kvasir_kv::{Span, Token};
 use std::sync::Arc;
 
-/// Workers lost in a row while they ran a request, without a token in between, after which the request
-/// fails: it may be what ends them.
+/// Number of successive workers lost while they ran a request, without a token in between, at which
+/// the request fails, because it may be the cause.
 const MAX_LOSSES: u32 = 5;
 
-/// A request without its end.
+/// A request that has not ended.
 #[derive(Debug)]
 pub(crate) struct OpenRequest {
-    /// The request with its first sibling's tag and seed, and the recipe of its constraint.
+    /// The request, with its first sibling's tag and seed.
     pub(crate) request: Arc<Request>,
+    /// The recipe of its constraint.
     pub(crate) recipe: Option<Arc<str>>,
-    /// Which of its siblings this is.
+    /// Index of this sibling.
     pub(crate) sibling: u32,
-    /// The worker that runs it; `None` while it waits for one.
+    /// Its run on a worker; `None` while it waits for one.
     pub(crate) placement: Option<Placement>,
-    /// How its client ends it, if it does.
+    /// How its client has ended it, if it has.
     pub(crate) ending: Option<Ending>,
     outputs: Vec<Token>,
     mu: Option<f32>,
@@ -29,7 +30,7 @@ pub(crate) struct OpenRequest {
     timings: Timings,
     /// Workers that were lost while they ran it, since its newest token.
     losses: u32,
-    /// Whether any worker was lost that had it.
+    /// Whether a worker that had it was lost or drained.
     was_moved: bool,
 }
 
@@ -37,20 +38,20 @@ pub(crate) struct OpenRequest {
 #[derive(Debug)]
 pub(crate) struct Placement {
     pub(crate) replica: usize,
-    /// The tag that the worker knows it by. Each run has its own, so that results of an earlier run are
-    /// not taken for those of a later one.
+    /// Tag of the run in the worker's messages. Unique per run, so that results of an earlier run
+    /// are not mistaken for those of a later one.
     pub(crate) tag: u64,
-    /// Whether it was admitted there.
-    pub(crate) runs: bool,
+    /// Whether the worker's engine has admitted it.
+    pub(crate) is_admitted: bool,
     pub(crate) charge: Charge,
 }
 
 /// How a client ends a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It has gone.
+    /// The client has disconnected or aborted it.
     Abort,
-    /// Its text stops after this many outputs.
+    /// The answer ends after this many outputs.
     StopAt(u32),
 }
 
@@ -71,18 +72,18 @@ impl OpenRequest {
         }
     }
 
-    /// Its tag, as the caller knows it.
+    /// The caller's tag.
     pub(crate) fn tag(&self) -> u64 {
         self.request.tag.wrapping_add(self.sibling.into())
     }
 
-    /// Tokens that a worker has to compute for it.
+    /// Tokens that a worker has to prefill for it.
     pub(crate) fn tokens(&self) -> u64 {
         (self.request.prompt.len() + self.outputs.len()) as u64
     }
 
-    /// Whether it has run before.
-    pub(crate) fn has_run(&self) -> bool {
+    /// Whether a worker that had it was lost or drained.
+    pub(crate) fn was_moved(&self) -> bool {
         self.was_moved
     }
 
@@ -95,9 +96,9 @@ impl OpenRequest {
         request
     }
 
-    /// Notes that its worker runs it. True if none has before.
+    /// Records that its worker has admitted it. True for the first admission.
     pub(crate) fn admitted(&mut self, cached: u32, now: Nanos) -> bool {
-        self.placement.iter_mut().for_each(|placement| placement.runs = true);
+        self.placement.iter_mut().for_each(|placement| placement.is_admitted = true);
         let is_first = self.timings.admitted.is_none();
         if is_first {
             self.cached = cached;
@@ -106,14 +107,15 @@ impl OpenRequest {
         is_first
     }
 
-    /// Takes its placement away.
+    /// Removes its placement, because its worker was lost or drained.
     pub(crate) fn displace(&mut self) -> Option<Placement> {
         let placement = self.placement.take()?;
         self.was_moved = true;
         Some(placement)
     }
 
-    /// Completes the summary of its last run by what was before.
+    /// Sets the caller's tag in the summary of its last run, and the cached tokens and admission
+    /// time of its first.
     pub(crate) fn complete(&self, summary: &mut Summary) {
         summary.tag = self.tag();
         if self.was_moved {
@@ -122,7 +124,8 @@ impl OpenRequest {
         }
     }
 
-    /// Takes over new outputs, the first of which has the index `first`. False if outputs are missing.
+    /// Appends new outputs, the first of which has the index `first`. False, without a change, if
+    /// that is not the next index.
     pub(crate) fn extend(&mut self, first: u32, outputs: &[Token], mu: Option<f32>, now: Nanos) -> bool {
         if first as usize != self.outputs.len() {
             return false;
@@ -137,10 +140,10 @@ impl OpenRequest {
         true
     }
 
-    /// Notes that its worker was lost while it `ran` the request or had it in its queue. Returns why the
-    /// request ends, if it does not continue elsewhere.
-    pub(crate) fn lost(&mut self, ran: bool) -> Option<Finish> {
-        self.losses += u32::from(ran);
+    /// Records the loss of its worker, which had admitted it or only queued it. Returns how the
+    /// request ends; `None` if it continues on another worker.
+    pub(crate) fn on_worker_lost(&mut self, was_admitted: bool) -> Option<Finish> {
+        self.losses += u32::from(was_admitted);
         match self.ending {
             Some(Ending::Abort) => Some(Finish::Aborted),
             Some(Ending::StopAt(keep)) => {
@@ -151,7 +154,7 @@ impl OpenRequest {
         }
     }
 
-    /// Writes its end into an outbox, for a request that no worker runs.
+    /// Writes its final event into an outbox, for a request that no worker runs.
     pub(crate) fn end(&self, finish: Finish, now: Nanos, outbox: &mut Outbox) {
         let summary = Summary {
             request: RequestId(self.tag()),
@@ -171,7 +174,7 @@ impl OpenRequest {
     }
 }
 
-/// Writes the end of a request, without further tokens, into an outbox.
+/// Writes the final event of a request, without further tokens, and its summary into an outbox.
 pub(crate) fn push_end(summary: Summary, outbox: &mut Outbox) {
     let Summary { request, tag, outputs, finish, .. } = summary;
     let tokens = Span::new(outbox.tokens.len(), 0);

@@ -1,6 +1,6 @@
-//! A replica's process: starting it, its state, and when it is started again after it has ended.
+//! `Replica`: the state of a worker process, its start, and its restart with exponential backoff.
 
-use crate::message::{Header, Numbers};
+use crate::message::{Header, MessageNumbers};
 use kvasir_engine::ReplicaPhase;
 use std::{
     ffi::OsString,
@@ -16,16 +16,17 @@ use tokio::{
     time::Instant,
 };
 
-/// Delay of the restart of a process that was ready. Each that ends before doubles it.
+/// Restart delay of a process that was ready. It doubles with each process that ends before it is
+/// ready.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// How a worker is started.
+/// The command that starts a worker.
 pub struct WorkerCommand {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments, from the directory of the sockets, the index of the replica, and the number of
-    /// processes that the replica had before.
+    /// Its arguments, computed from the socket directory, the index of the replica, and its
+    /// generation: the number of processes that the replica had before.
     pub arguments: Box<dyn Fn(&Path, u32, u32) -> Vec<OsString> + Send>,
 }
 
@@ -35,7 +36,7 @@ impl fmt::Debug for WorkerCommand {
     }
 }
 
-/// A process that has ended.
+/// Reports that a worker process has ended.
 pub(crate) struct Ended {
     pub(crate) replica: usize,
     pub(crate) generation: u32,
@@ -48,15 +49,15 @@ pub(crate) struct Replica {
     pub(crate) phase: ReplicaPhase,
     pub(crate) process: Option<u32>,
     pub(crate) header: Header,
-    pub(crate) sent: Numbers,
-    pub(crate) received: Numbers,
+    pub(crate) sent: MessageNumbers,
+    pub(crate) received: MessageNumbers,
     pub(crate) dropped: u64,
     pub(crate) last_exit: Option<String>,
-    /// When its process is started again.
+    /// When its process is restarted.
     pub(crate) restart_at: Option<Instant>,
-    /// Whether its process is to end, by order.
+    /// Whether its process was told to exit.
     pub(crate) is_ending: bool,
-    /// Kills the process when it is sent to or dropped.
+    /// Dropping it kills the process.
     kill: Option<oneshot::Sender<()>>,
     delay: Duration,
 }
@@ -68,8 +69,8 @@ impl Replica {
             phase: ReplicaPhase::Down,
             process: None,
             header: Header { replica: index, generation: 0, number: 0 },
-            sent: Numbers::default(),
-            received: Numbers::default(),
+            sent: MessageNumbers::default(),
+            received: MessageNumbers::default(),
             dropped: 0,
             last_exit: None,
             restart_at: None,
@@ -79,7 +80,7 @@ impl Replica {
         }
     }
 
-    /// Starts its process; `ended` is told when that has ended.
+    /// Starts its process; sends to `ended` when the process has ended.
     pub(crate) fn start(
         &mut self,
         command: &WorkerCommand,
@@ -89,8 +90,8 @@ impl Replica {
         let Header { replica, generation, .. } = self.header;
         let mut process = Command::new(&command.program);
         process.args((command.arguments)(directory, replica, generation));
-        // Its own group: an interrupt from the terminal is for the front. The pipe tells it when the front
-        // has ended.
+        // Its own process group: an interrupt from the terminal is for the front only. The worker
+        // exits when the pipe is closed, that is, when the front has ended.
         process.process_group(0).stdin(Stdio::piped()).kill_on_drop(true);
         let child = process.spawn()?;
         let (kill, killed) = oneshot::channel();
@@ -111,7 +112,8 @@ impl Replica {
         self.kill = None;
     }
 
-    /// Notes that its process has ended. It is started again at once after an order, else after a delay.
+    /// Records that its process has ended, and schedules the restart: at once if it was told to
+    /// exit, else after a delay.
     pub(crate) fn ended(&mut self, why: String) {
         self.delay = match self.phase {
             _ if self.is_ending => Duration::ZERO,
@@ -127,14 +129,14 @@ impl Replica {
     }
 }
 
-/// Waits for a process, and kills it when told to. Returns how it ended.
+/// Waits for a process, and kills it when the sender of `killed` is dropped. Returns how it ended.
 async fn wait(mut child: Child, killed: oneshot::Receiver<()>) -> String {
     // The pipe stays open as long as this task runs.
     let _pipe = child.stdin.take();
     let status = select! {
         status = child.wait() => status,
         _ = killed => {
-            // It may have ended by itself.
+            // Fails if it has already ended.
             let _ = child.start_kill();
             child.wait().await
         }

@@ -1,17 +1,17 @@
-//! The handle of a fleet: reads the status of its replicas, and takes orders of the operator.
+//! The handle of a fleet: reads the status of its replicas, and sends the operator's commands.
 
 use kvasir_engine::{ReplicaStatus, Replicas};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// An order of the operator.
+/// A command of the operator for one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Drain(usize),
     Restart(usize),
 }
 
-/// Handle of a fleet that serves.
+/// Handle to monitor, drain and restart the replicas of a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetHandle {
     pub(crate) replicas: Arc<Mutex<Vec<ReplicaStatus>>>,
@@ -20,7 +20,7 @@ pub struct FleetHandle {
 
 impl FleetHandle {
     fn lock(&self) -> MutexGuard<'_, Vec<ReplicaStatus>> {
-        // No holder of the lock can leave it half changed.
+        // Holders of the lock replace or clone the whole list, so a panic leaves it consistent.
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,4 +1,4 @@
-//! Sockets between the front and its workers, and their places in the socket directory.
+//! ZeroMQ sockets between the front and its workers, and their paths in the socket directory.
 
 use crate::message::Header;
 use std::path::Path;
@@ -10,7 +10,7 @@ fn endpoint(directory: &Path, name: &str) -> String {
     format!("ipc://{}/{name}", directory.display())
 }
 
-/// The sockets of the front: requests and results.
+/// Binds the front's sockets for requests and results.
 pub(crate) async fn bind(directory: &Path) -> Result<(RouterSocket, PullSocket), ZmqError> {
     let (mut requests, mut results) = (RouterSocket::new(), PullSocket::new());
     requests.bind(&endpoint(directory, "requests")).await?;
@@ -18,7 +18,7 @@ pub(crate) async fn bind(directory: &Path) -> Result<(RouterSocket, PullSocket),
     Ok((requests, results))
 }
 
-/// The sockets of a worker: requests and results.
+/// Connects a worker's sockets for requests and results.
 pub(crate) async fn connect(
     directory: &Path,
     replica: u32,
@@ -32,13 +32,13 @@ pub(crate) async fn connect(
     Ok((requests, results))
 }
 
-/// The name of a worker's socket.
+/// ZeroMQ identity of a worker's requests socket.
 pub(crate) fn identity(replica: u32, generation: u32) -> bytes::Bytes {
     format!("{replica}.{generation}").into()
 }
 
 impl Header {
-    /// Whether a message with this header came from the socket of this name.
+    /// Whether a message with this header came from the socket with this ZeroMQ identity.
     pub(crate) fn is_from(&self, name: &[u8]) -> bool {
         *name == *identity(self.replica, self.generation)
     }

@@ -1,12 +1,15 @@
-//! A worker: an engine that takes its requests from a socket of the front, and sends results there.
+//! A worker: an engine that receives its requests from the front's socket, and sends its results
+//! back.
 //!
-//! The engine runs on the caller's thread. An I/O thread reads and writes the sockets, and a third one
-//! builds constraints. The worker ends when the front tells it to, or when its standard input, a pipe
-//! from the front, is closed: so no worker outlives its front, however that ends. Signals for the whole
-//! process group are the front's matter, which lets running answers end.
+//! The engine runs on the caller's thread. An I/O thread reads and writes the sockets, and a third
+//! one builds constraints. The worker ends when the front tells it to, or when its standard input,
+//! a pipe from the front, is closed; so no worker outlives its front, however that ends. It ignores
+//! signals to terminate, because the front handles them and lets running answers end.
 
 use crate::constraint_builds::{BuildConstraint, ConstraintBuilds};
-use crate::message::{Facts, FromWorker, Header, Identity, Numbers, PROTOCOL, ToWorker, decode, encode};
+use crate::message::{
+    Facts, FromWorker, Header, Identity, MessageNumbers, PROTOCOL, ToWorker, decode, encode,
+};
 use crate::monotonic;
 use crate::transport::connect;
 use kvasir_engine::{Engine, Exit, Message, Outbox};
@@ -28,24 +31,24 @@ use tokio::{
 };
 use zeromq::{DealerSocket, PushSocket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 
-/// Delay of the counters behind results.
-const COUNTERS_AFTER: Duration = Duration::from_millis(100);
-/// Interval of the counters while requests are open and have no results.
-const COUNTERS_EVERY: Duration = Duration::from_secs(1);
+/// Delay from results to the counters that follow them.
+const COUNTERS_DELAY: Duration = Duration::from_millis(100);
+/// Interval of the counters while requests are open but produce no results.
+const COUNTERS_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for the last messages to be written.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// A worker's place in a fleet.
+/// Configuration of a worker.
 pub struct WorkerConfig {
     /// Directory of the front's sockets.
     pub directory: PathBuf,
     /// Index of the replica.
     pub replica: u32,
-    /// How many processes the replica had before.
+    /// Number of processes that the replica had before.
     pub generation: u32,
-    /// What both sides must agree on.
+    /// Version, model and options, which the front checks.
     pub identity: Identity,
-    /// What the front must know of the engine.
+    /// Properties of the engine that the front needs.
     pub facts: Facts,
     /// Builds constraints.
     pub build: BuildConstraint,
@@ -70,8 +73,8 @@ impl fmt::Display for WorkerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "worker: {error}"),
-            Self::Socket(error) => write!(f, "worker: the front cannot be reached: {error}"),
-            Self::Refused(why) => write!(f, "worker: the front refuses it: {why}"),
+            Self::Socket(error) => write!(f, "worker: cannot connect to the front: {error}"),
+            Self::Refused(why) => write!(f, "worker: refused by the front: {why}"),
             Self::Stopped(exit) => write!(f, "worker: the engine has stopped: {exit}"),
         }
     }
@@ -85,28 +88,28 @@ impl From<io::Error> for WorkerError {
     }
 }
 
-/// Serves requests of the front until it says to end.
+/// Serves requests of the front until the front tells the worker to exit.
 pub fn run_worker<E: Executor>(config: WorkerConfig, engine: &mut Engine<E>) -> Result<(), WorkerError> {
-    thread::Builder::new().name("front".into()).spawn(end_with_front)?;
+    thread::Builder::new().name("front".into()).spawn(exit_with_front)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let connection = runtime.block_on(Connection::open(config))?;
     let (inbox, messages) = mpsc::channel();
     let (results, from_engine) = unbounded_channel();
-    // A request may have begun in another process.
+    // Timings of a resumed request come from another process, so all must use one clock.
     engine.set_clock(monotonic::now);
     let io = thread::Builder::new()
         .name("worker-io".into())
         .spawn(move || runtime.block_on(connection.serve(inbox, from_engine)))?;
     let exit = engine.serve(&messages, |outbox| drop(results.send(FromWorker::Results(outbox.clone()))));
     let is_ordered = exit == Exit::Requested;
-    // The I/O thread ends before this one only if it has failed.
+    // Fails only if the I/O thread has ended early.
     let _ = results.send(FromWorker::Stopped { why: exit.to_string() });
     let _ = io.join();
     if is_ordered { Ok(()) } else { Err(WorkerError::Stopped(exit)) }
 }
 
-/// Ends the process when standard input is closed.
-fn end_with_front() {
+/// Exits the process when standard input is closed, because the front has ended.
+fn exit_with_front() {
     let mut buffer = [0; 64];
     while io::stdin().read(&mut buffer).is_ok_and(|read| read > 0) {}
     process::exit(1);
@@ -117,11 +120,11 @@ struct Connection {
     requests: DealerSocket,
     results: PushSocket,
     header: Header,
-    sent: Numbers,
-    received: Numbers,
+    sent: MessageNumbers,
+    received: MessageNumbers,
     builds: ConstraintBuilds,
     counters: Box<dyn Fn() -> Vec<u64> + Send>,
-    /// Requests that have no end yet.
+    /// Number of requests that have not ended.
     open: u64,
 }
 
@@ -135,8 +138,8 @@ impl Connection {
             requests,
             results,
             header: Header { replica, generation, number: 0 },
-            sent: Numbers::default(),
-            received: Numbers::default(),
+            sent: MessageNumbers::default(),
+            received: MessageNumbers::default(),
             builds: ConstraintBuilds::start(build)?,
             counters,
             open: 0,
@@ -144,7 +147,8 @@ impl Connection {
         let number = connection.sent.next();
         let hello = FromWorker::Hello { protocol: PROTOCOL, identity, facts };
         let header = Header { number, ..connection.header };
-        let frames = encode(header, &hello).ok_or_else(|| io::Error::other("the greeting is too large"))?;
+        let frames =
+            encode(header, &hello).ok_or_else(|| io::Error::other("the hello message is too large"))?;
         connection.requests.send(frames).await.map_err(WorkerError::Socket)?;
         loop {
             let frames = connection.requests.recv().await.map_err(WorkerError::Socket)?;
@@ -156,14 +160,14 @@ impl Connection {
         }
     }
 
-    /// Reads a message; `None` for one that is dropped.
+    /// Decodes a message; `None` if it is dropped.
     fn read(&mut self, frames: &ZmqMessage) -> Option<ToWorker> {
         let (header, message) = decode(frames).ok()?;
         let is_own = (header.replica, header.generation) == (self.header.replica, self.header.generation);
         (is_own && self.received.is_new(header.number)).then_some(message)
     }
 
-    /// Passes a message to the engine, at once or when what it waits for has been built.
+    /// Passes a message to the engine, at once or after the constraint that it waits for is built.
     fn take(&mut self, frames: &ZmqMessage, inbox: &mpsc::Sender<Message>) {
         let Some(ToWorker::Engine { message, recipe }) = self.read(frames) else { return };
         if let Message::Add { n, .. } = &message {
@@ -173,7 +177,7 @@ impl Connection {
             (Message::Add { request, n }, Some(recipe)) => return self.builds.begin(request, n, recipe),
             (message, _) => self.builds.hold(message),
         };
-        // The engine's thread ends the process when it ends.
+        // Fails only if the engine has ended, which also ends the process.
         message.into_iter().for_each(|message| drop(inbox.send(message)));
     }
 
@@ -188,17 +192,17 @@ impl Connection {
     /// Passes messages to the engine and results to the front, until the engine has stopped.
     async fn serve(mut self, inbox: mpsc::Sender<Message>, mut from_engine: UnboundedReceiver<FromWorker>) {
         let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        // Installed, and never read: these signals have no effect.
+        // Handlers are installed and never read, so these signals have no effect.
         let _ignored = signals.map(signal);
         let mut counters_due: Option<Instant> = None;
         loop {
-            let due = counters_due.unwrap_or_else(|| Instant::now() + COUNTERS_EVERY);
+            let due = counters_due.unwrap_or_else(|| Instant::now() + COUNTERS_INTERVAL);
             select! {
                 result = from_engine.recv() => match result {
                     Some(FromWorker::Results(outbox)) => {
                         self.open = self.open.saturating_sub(outbox.ended.len() as u64);
                         self.send(&FromWorker::Results(outbox)).await;
-                        counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_AFTER);
+                        counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_DELAY);
                     }
                     Some(message) => {
                         self.send(&message).await;
@@ -214,7 +218,7 @@ impl Connection {
                         continue;
                     };
                     self.take(&frames, &inbox);
-                    counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_EVERY);
+                    counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_INTERVAL);
                 }
                 Some(built) = self.builds.next() => {
                     let mut outbox = Outbox::default();
@@ -229,7 +233,7 @@ impl Connection {
                 () = sleep_until(due), if counters_due.is_some() => {
                     let counters = (self.counters)();
                     self.send(&FromWorker::Counters(counters)).await;
-                    counters_due = (self.open > 0).then(|| Instant::now() + COUNTERS_EVERY);
+                    counters_due = (self.open > 0).then(|| Instant::now() + COUNTERS_INTERVAL);
                 }
             }
         }

@@ -30,7 +30,7 @@ use std::{
     sync::Arc,
 };
 
-/// Bytes of each tensor that count in a fingerprint.
+/// Bytes at the start of each tensor that a fingerprint hashes.
 const FINGERPRINT_BYTES: usize = 64;
 
 /// Read-only weights and config of a model: named tensors over memory-mapped files. Clones share
@@ -223,7 +223,8 @@ impl Checkpoint {
     }
 
     /// A hash of the config, of the names, types and shapes of all tensors, and of the first bytes of
-    /// each: the same in every process that has opened the same files.
+    /// each. Equal in all processes of one build that have opened the same files; not stable across
+    /// Rust versions.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.config.to_string().hash(&mut hasher);

@@ -14,7 +14,8 @@ pub trait Constraint: Debug + Send + Sync {
     /// Creates the matcher state for one sequence, at the start of its output.
     fn follow(&self) -> Box<dyn Follower>;
 
-    /// The text from which another process can build the same constraint, if it was described.
+    /// A serialized description from which another process can build the same constraint, if one
+    /// was attached.
     fn recipe(&self) -> Option<String> {
         None
     }

@@ -110,7 +110,7 @@ fn estimated_k(logits: &[f32], mu: f32) -> usize {
 pub struct MirostatState(Arc<Mutex<Vec<f32>>>);
 
 impl MirostatState {
-    /// Continues behind `outputs` outputs, after which `mu` has this value.
+    /// Restores the state after `outputs` outputs, with this value of `mu`.
     pub fn resume(&self, outputs: usize, mu: f32) {
         let mut after = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         after.clear();

@@ -100,7 +100,7 @@ impl OpenedModel {
         Ok(self)
     }
 
-    /// How its engines draft, if they do.
+    /// Speculation settings of its engines, if they draft.
     pub fn speculation(&self) -> Option<&Speculation> {
         self.speculation.as_ref()
     }

@@ -1,8 +1,10 @@
-//! Recipe of a constraint: the data from which another process builds the same constraint.
+//! Recipe of a constraint: the serializable data from which another process builds the same
+//! constraint.
 //!
-//! A compiled grammar cannot be sent. The process that has the request compiles the grammar, which
-//! finds errors, and describes it by its [`Recipe`]; the process that runs the engine builds it again
-//! by [`ChatModel::follow_recipe`], with the tokenizer and chat template of the same model.
+//! A compiled grammar cannot be serialized. The process that accepts the request compiles the
+//! grammar, which validates it, and attaches its [`Recipe`]. The process that runs the engine
+//! compiles it again with [`ChatModel::follow_recipe`]; both must have the same tokenizer and chat
+//! template.
 
 use crate::error::ChatError;
 use crate::grammar::token_rules::TokenRules;
@@ -18,7 +20,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Recipe {
-    /// The required form, if any.
+    /// The required form of the answer; `None` allows any text.
     pub form: Option<Form>,
     /// Allowed and forbidden tokens.
     pub rules: TokenRules,
@@ -28,13 +30,13 @@ pub struct Recipe {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
-    /// That of a raw completion.
+    /// The response format of a raw completion.
     Format(ResponseFormat),
-    /// That of a chat answer.
+    /// The rules of a chat answer.
     Chat(Box<ChatForm>),
 }
 
-/// The rules of a chat answer, as [`AnswerRules`] borrows them.
+/// Owned copy of [`AnswerRules`], without the cancellation flag.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChatForm {
@@ -80,16 +82,16 @@ impl ChatForm {
 }
 
 impl Recipe {
-    /// The constraint that was built from this recipe, with the recipe attached. No constraint stays
+    /// Attaches this recipe to the constraint that was built from it; without a constraint, returns
     /// none.
     pub fn describe(self, constrained: Constrained) -> Constrained {
-        let described = |inner| Arc::new(Described { inner, recipe: self }) as Arc<dyn Constraint>;
-        Constrained(constrained.0.map(described))
+        let with_recipe = |inner| Arc::new(WithRecipe { inner, recipe: self }) as Arc<dyn Constraint>;
+        Constrained(constrained.0.map(with_recipe))
     }
 }
 
 impl ChatModel {
-    /// Builds the constraint of an answer to `prompt` from the text of a recipe. Setting `canceled`
+    /// Builds the constraint of an answer to `prompt` from a recipe in JSON. Setting `canceled`
     /// aborts the compilation and the mask computations.
     pub fn follow_recipe(
         &self,
@@ -108,20 +110,20 @@ impl ChatModel {
     }
 }
 
-/// A constraint with its recipe.
+/// A constraint with the recipe it was built from.
 #[derive(Debug)]
-struct Described {
+struct WithRecipe {
     inner: Arc<dyn Constraint>,
     recipe: Recipe,
 }
 
-impl Constraint for Described {
+impl Constraint for WithRecipe {
     fn follow(&self) -> Box<dyn Follower> {
         self.inner.follow()
     }
 
     fn recipe(&self) -> Option<String> {
-        // Serialization fails only for maps with keys that are no texts.
+        // Serialization fails only for maps whose keys are not strings.
         serde_json::to_string(&self.recipe).ok()
     }
 }

@@ -41,7 +41,8 @@ struct Renderer<'a> {
     canceled: &'a Arc<AtomicBool>,
 }
 
-/// Dates as llama.cpp gives them to every template. Llama 3 has one of 2024 without `date_string`.
+/// The date variables that llama.cpp passes to every template. Without `date_string` the Llama 3
+/// template writes a fixed date of 2024.
 fn dates(now: i64) -> impl Iterator<Item = (String, Value)> {
     let formats = [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")];
     formats.into_iter().map(move |(name, format)| (name.to_owned(), strftime(format, now).into()))

@@ -150,17 +150,17 @@ fn answer(server: &Server, (path, body): &(&str, Value)) -> Vec<(String, String,
     answers
 }
 
-/// Answers all requests, some at a time, while `concurrent` runs.
+/// Answers all requests, some at a time, while `while_serving` runs.
 fn answer_all(
     server: &Server,
     requests: &[(&'static str, Value)],
-    concurrent: impl FnOnce(&AtomicBool) + Send,
+    while_serving: impl FnOnce(&AtomicBool) + Send,
 ) -> Vec<Vec<(String, String, u64)>> {
     let done = AtomicBool::new(false);
     let next = std::sync::atomic::AtomicUsize::new(0);
     let answers: Vec<_> = requests.iter().map(|_| std::sync::Mutex::new(Vec::new())).collect();
     thread::scope(|scope| {
-        let others = scope.spawn(|| concurrent(&done));
+        let others = scope.spawn(|| while_serving(&done));
         let workers: Vec<_> = (0..32)
             .map(|_| {
                 scope.spawn(|| {

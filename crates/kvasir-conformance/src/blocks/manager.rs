@@ -437,7 +437,7 @@ impl Manager {
     }
 }
 
-/// Events as they were recorded: one per removed block.
+/// Events in the format of the recorded cases: one `BlockRemoved` per block.
 fn events(events: Vec<KvEvent>) -> Value {
     let event = |event| match event {
         KvEvent::BlockStored { hashes, parent, tokens, block_size } => vec![json!({

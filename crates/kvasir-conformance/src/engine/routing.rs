@@ -36,7 +36,7 @@ fn route(case: &Case) -> Result<Outcome, String> {
     let requests = list(given, "requests")?;
     let size = |request: &Value| request.as_u64().or_else(|| request["tokens"].as_u64()).unwrap_or(1);
     let rank = |request: &Value| request["rank"].as_u64().map(|rank| rank as usize);
-    // The recorded requests are counts of tokens.
+    // The recorded cases give token counts, not prompts.
     let request = |request: &Value| RouteRequest {
         tokens: size(request),
         requested: rank(request),

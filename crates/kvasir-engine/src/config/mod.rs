@@ -32,7 +32,8 @@ pub struct EngineConfig {
     pub memory_utilization: Option<f64>,
     /// Whether `kv_capacity` may exceed what the free memory holds: memory is committed as it is used.
     pub overcommit: bool,
-    /// Engines that divide the memory among them; 0 counts as 1.
+    /// Number of engines on this machine, each of which gets an equal part of the memory; 0 counts
+    /// as 1.
     pub engines: u32,
     /// Slots per block, 1 to 256: 16 by default, 64 under the rectangular policy.
     pub block_size: Option<u32>,

@@ -1,4 +1,4 @@
-//! Arrival of requests: validation, entry into the table, and the queue.
+//! Arrival of requests: validation, insertion into the request table, and queueing.
 
 use crate::core::Core;
 use crate::request::finish::{Parameter, Refusal};
@@ -18,7 +18,7 @@ impl Core {
 
     /// Queues `n` requests with one prompt (parallel sampling), with consecutive tags and seeds.
     /// The first computes the prompt; if the cache has prefix sharing or forks, the others wait for
-    /// it. All are queued, or all are refused, each with an event.
+    /// it. All are queued, or all are refused, each with a final event; a bad `n` emits no event.
     pub fn add_siblings(&mut self, request: Request, n: u32, now: Nanos) -> Result<Vec<RequestId>, Refusal> {
         if n == 0 || (n > 1 && request.params.resumption.is_some()) {
             return Err(Refusal::BadParameter(Parameter::N));
@@ -36,8 +36,8 @@ impl Core {
         refused.map_or(Ok(ids), Err)
     }
 
-    /// Inserts a request into the table, assigns its arrival number and stop conditions, records
-    /// the arrival, and queues or refuses it.
+    /// Inserts a request into the table, assigns its arrival number and stop conditions, restores
+    /// the state of a resumed one, records the arrival, and queues or refuses it.
     fn enter(
         &mut self,
         request: Request,
@@ -73,8 +73,8 @@ impl Core {
         Ok(id)
     }
 
-    /// Admission-independent validation: prompt length, KV capacity, queue limit, parameters,
-    /// policy.
+    /// Validation that does not depend on the running requests: prompt length, KV capacity, state
+    /// slots, queue limit, parameters, policy.
     fn check(&self, request: &Request, n: u32) -> Result<(), Refusal> {
         let limits = &self.state.limits;
         let tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);

@@ -144,9 +144,9 @@ impl Core {
         self.speculation.observe_step(&step.batch, &step.output);
     }
 
-    /// Records the KV events of the prefix cache, beginning with an empty one; the outbox delivers
-    /// them. Refused by caches without a prefix index, with prefix caching off, and behind a shared
-    /// prefix. Off until then.
+    /// Enables KV events, which are off by default: clears the prefix cache and delivers its
+    /// changes in the outbox. Fails if the cache has no prefix index, if prefix caching is off, and
+    /// for a cache with a shared prefix.
     pub fn record_kv_events(&mut self) -> Result<(), CacheError> {
         self.state.kv.record_events()
     }

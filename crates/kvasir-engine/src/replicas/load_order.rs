@@ -1,7 +1,7 @@
 //! `LoadOrder`: available replicas by load; `Load`: the outstanding work of a replica.
 //!
-//! An ordered set of (load, replica), so that the least loaded replica is found and a load is changed
-//! in O(log n).
+//! An ordered set of (load, replica): finding the least loaded replica and changing a load take
+//! O(log n).
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 pub struct Load {
     /// Outstanding requests.
     pub requests: u64,
-    /// Prompt tokens of these.
+    /// Prompt tokens of these requests.
     pub tokens: u64,
 }
 
-/// What loads are compared by; the first number counts first.
+/// Sort key of a load under the policy, compared lexicographically.
 pub(crate) type LoadKey = (u64, u64);
 
 /// Available replicas by load key, then by index.
@@ -46,8 +46,8 @@ impl LoadOrder {
         self.order.iter().copied()
     }
 
-    /// The least loaded replica; of several, the first from `start` on, cyclically.
-    pub(crate) fn least(&self, start: u32) -> Option<u32> {
+    /// The least loaded replica; ties go to the first index from `start` on, cyclically.
+    pub(crate) fn least_loaded(&self, start: u32) -> Option<u32> {
         let &(key, first) = self.order.first()?;
         let next = self.order.range((key, start)..).next().filter(|(other, _)| *other == key);
         Some(next.map_or(first, |(_, replica)| *replica))

@@ -1,13 +1,13 @@
 //! Data-parallel replicas: the router over them, the coalescing of their prefills, and their status.
 //!
-//! - `route`: the policies by name, and what the router must know of a request.
-//! - `load_order`, `prefix_map`, `session_map`: which replica has the least load, which replicas hold
-//!   a block, which one serves a session.
+//! - `route`: the policies by name, and the router's view of a request.
+//! - `load_order`, `prefix_map`, `session_map`: indexes of replicas by load, by cached block and by
+//!   session.
 //! - `router`: picks a replica per request.
 //! - `coalescer`: lets all replicas run their prefills in the same step.
-//! - `status`: what an operator sees of replicas that are processes.
+//! - `status`: the operator's interface to replicas in separate processes.
 //!
-//! Pure logic over counters and hashes; knows no other folder but the ids of `request`.
+//! Pure logic over counters and hashes; depends on no other folder except for the ids of `request`.
 
 pub(crate) mod coalescer;
 pub(crate) mod load_order;

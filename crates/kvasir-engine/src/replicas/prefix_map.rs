@@ -1,12 +1,13 @@
 //! `PrefixMap`: which replicas hold a block, by chained block hash.
 //!
-//! Most blocks are held by one replica, which takes no heap memory. A block that many replicas hold
-//! has a sorted list of them.
+//! Most blocks are held by one replica, which is stored inline. A block that several replicas hold
+//! has a sorted list of them on the heap.
 
 use kvasir_kv::BlockHashMap;
 use std::collections::hash_map::Entry;
 
-/// The replicas that hold a block, sorted; a replica may be listed several times.
+/// The replicas that hold a block, sorted; a multiset, because several outstanding requests
+/// of one replica may expect the same block.
 #[derive(Clone, Debug)]
 #[expect(clippy::box_collection, reason = "a vector in place makes every entry of the map a third larger")]
 enum Holders {
@@ -33,7 +34,7 @@ impl Holders {
         }
     }
 
-    /// Removes a replica once. True if none is left.
+    /// Removes one entry of a replica. True if the list is then empty.
     fn remove(&mut self, replica: u32) -> bool {
         match self {
             Self::One(other) => *other == replica,
@@ -50,7 +51,7 @@ impl Holders {
     }
 }
 
-/// Replicas by the hash of a block that they hold, or are about to hold.
+/// Replicas by the hash of a block that they hold, or are expected to hold.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PrefixMap {
     blocks: BlockHashMap<Holders>,
@@ -62,7 +63,7 @@ impl PrefixMap {
         self.blocks.get(&hash).map_or(&[], Holders::as_slice)
     }
 
-    /// Lists a replica once more.
+    /// Adds an entry of a replica, even if it has one.
     pub(crate) fn add(&mut self, hash: u64, replica: u32) {
         match self.blocks.entry(hash) {
             Entry::Vacant(entry) => _ = entry.insert(Holders::One(replica)),
@@ -70,14 +71,14 @@ impl PrefixMap {
         }
     }
 
-    /// Lists a replica, unless it is listed already.
+    /// Adds an entry of a replica, unless it has one.
     pub(crate) fn set(&mut self, hash: u64, replica: u32) {
         if self.holders(hash).binary_search(&replica).is_err() {
             self.add(hash, replica);
         }
     }
 
-    /// Takes a replica off the list of a block, once.
+    /// Removes one entry of a replica from a block.
     pub(crate) fn remove(&mut self, hash: u64, replica: u32) {
         if let Entry::Occupied(mut entry) = self.blocks.entry(hash)
             && entry.get_mut().remove(replica)
@@ -86,7 +87,7 @@ impl PrefixMap {
         }
     }
 
-    /// Takes a replica off all lists. Linear in the blocks of all replicas.
+    /// Removes all entries of a replica. Linear in the blocks of all replicas.
     pub(crate) fn clear(&mut self, replica: u32) {
         self.blocks.retain(|_, holders| {
             while holders.as_slice().binary_search(&replica).is_ok() {
@@ -98,7 +99,7 @@ impl PrefixMap {
         });
     }
 
-    /// Number of blocks that a replica holds.
+    /// Number of distinct blocks that any replica holds.
     pub(crate) fn len(&self) -> usize {
         self.blocks.len()
     }

@@ -1,5 +1,5 @@
-//! `Route`: the routing policies by name; `RouteRequest`: what a router must know of a request;
-//! `RouteError`: why it has no replica for it.
+//! `Route`: the routing policies by name; `RouteRequest`: the router's view of a request;
+//! `RouteError`: why no replica can be picked for it.
 
 use crate::request::ids::SessionId;
 use kvasir_kv::Token;
@@ -11,7 +11,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Route {
-    /// One replica after the other.
+    /// The available replicas in turn.
     RoundRobin,
     /// Fewest outstanding requests, then fewest prompt tokens.
     LeastRequests,
@@ -54,7 +54,7 @@ pub struct UnknownRoute(pub String);
 impl fmt::Display for UnknownRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = Route::ALL.iter().map(|route| route.name()).collect();
-        write!(f, "unknown route `{}`: it is one of {}", self.0, names.join(", "))
+        write!(f, "unknown route `{}`: expected one of {}", self.0, names.join(", "))
     }
 }
 
@@ -69,14 +69,14 @@ impl FromStr for Route {
     }
 }
 
-/// How far the load of replicas may differ under [`Route::Prefix`]. A replica is not chosen for its
-/// prefix while it has over `requests` outstanding requests more than the least loaded one, and also
-/// over `factor` times as many.
+/// Tolerated imbalance of load under [`Route::Prefix`]. A replica with more outstanding requests
+/// than `max(least + requests, least * factor)` is not chosen for its prefix, where `least` is the
+/// number of the least loaded replica.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Imbalance {
-    /// Outstanding requests beyond those of the least loaded replica.
+    /// Outstanding requests more than the least loaded replica has.
     pub requests: u64,
-    /// Outstanding requests in multiples of those of the least loaded replica.
+    /// Outstanding requests as a multiple of the least loaded replica's.
     pub factor: f64,
 }
 
@@ -87,8 +87,8 @@ impl Default for Imbalance {
 }
 
 impl Imbalance {
-    /// Most outstanding requests of a replica that may be chosen for its prefix.
-    pub(crate) fn most(&self, least: u64) -> u64 {
+    /// Maximum of outstanding requests of a replica that may be chosen for its prefix.
+    pub(crate) fn max_requests(&self, least: u64) -> u64 {
         least.saturating_add(self.requests).max((least as f64 * self.factor) as u64)
     }
 }
@@ -102,27 +102,27 @@ pub struct RouterConfig {
     pub request_weight: u64,
     /// Tokens per block of the replicas' prefix caches, for [`Route::Prefix`].
     pub block_size: u32,
-    /// How far [`Route::Prefix`] may unbalance the replicas.
+    /// The imbalance that [`Route::Prefix`] tolerates.
     pub imbalance: Imbalance,
-    /// Outstanding requests of the least loaded replica from which [`Route::Prefix`] sends requests
-    /// with a prefix that is being computed after it. With less load it is sooner computed by several
-    /// replicas than waited for.
+    /// [`Route::Prefix`] routes a request to a replica that is still computing its prefix if the
+    /// least loaded replica has at least this many outstanding requests. Under less load, computing
+    /// the prefix on several replicas is faster than waiting for one.
     pub gather_at: u64,
 }
 
 impl RouterConfig {
-    /// Defaults of a policy.
+    /// The default configuration of a policy.
     pub fn new(route: Route) -> Self {
         Self { route, request_weight: 0, block_size: 16, imbalance: Imbalance::default(), gather_at: 24 }
     }
 }
 
-/// What a router must know of a request.
+/// The properties of a request that routing depends on.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RouteRequest<'a> {
     /// The prompt. May be empty if the policy is not [`Route::Prefix`].
     pub prompt: &'a [Token],
-    /// Prompt tokens that it adds to the load of its replica.
+    /// Tokens that it adds to the load of its replica.
     pub tokens: u64,
     /// Prefix-cache salt.
     pub salt: u64,
@@ -133,13 +133,13 @@ pub struct RouteRequest<'a> {
 }
 
 impl<'a> RouteRequest<'a> {
-    /// A request with this prompt, of no session and any replica.
+    /// A request with this prompt, without a session or a requested replica.
     pub fn new(prompt: &'a [Token], salt: u64) -> Self {
         Self { prompt, tokens: prompt.len() as u64, salt, ..Self::default() }
     }
 }
 
-/// Why a request has no replica.
+/// Why no replica can be picked for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RouteError {

@@ -3,18 +3,21 @@
 //!
 //! [`Route::Prefix`]:
 //!
-//! 1. Hash the prompt's blocks and follow the chain as far as any replica holds it. The replicas'
-//!    KV events say what they hold ([`Router::apply`]). Under load
-//!    ([`RouterConfig::gather_at`]) blocks of an outstanding prompt count as held by its replica from
-//!    the pick on, so that requests with one new prefix meet on one replica.
-//! 2. Of the replicas that hold the longest prefix, take the least loaded, if it is within the
-//!    [`Imbalance`](crate::Imbalance). Else find the longest shorter prefix with such a replica, by
-//!    binary search: the holders of a prefix also hold all shorter ones.
-//! 3. Without any: the replica of the session if it is within the imbalance, else the least loaded.
+//! 1. Hash the prompt's blocks and match the chain as far as any replica holds it. The replicas' KV
+//!    events tell which blocks they hold ([`Router::apply`]). Under load
+//!    ([`RouterConfig::gather_at`]) the blocks of an outstanding prompt count as held by its
+//!    replica from the pick on, so that requests with the same new prefix are routed to the same
+//!    replica.
+//! 2. Of the replicas that hold the longest prefix, pick the least loaded, if it is within the
+//!    [`Imbalance`](crate::Imbalance). Otherwise find the longest shorter prefix with such a
+//!    replica, by binary search: the holders of a prefix also hold all shorter ones.
+//! 3. If there is none, pick the session's replica if it is within the imbalance, else the least
+//!    loaded.
 //!
-//! Cost of a pick: linear in the prompt, and logarithmic in the replicas. Invariant: every `Charge`
-//! is released exactly once, when its request has ended or could not be sent. Guarded by
-//! `replicas/tests.rs`, against a naive model.
+//! Cost of a pick: linear in the prompt and O(log n) in n replicas; [`Route::Prefix`] also searches
+//! holders by load, about O(√n) per binary-search step. Invariant: every `Charge` is released
+//! exactly once, when its request has ended or could not be sent. Guarded by `replicas/tests.rs`,
+//! against a naive model.
 
 use crate::replicas::load_order::{Load, LoadKey, LoadOrder};
 use crate::replicas::prefix_map::PrefixMap;
@@ -54,7 +57,7 @@ pub struct Router {
     /// Blocks of outstanding prompts.
     expected: PrefixMap,
     sessions: SessionMap,
-    /// Block hashes of the newest prompt.
+    /// Block hashes of the prompt that is being routed; reused memory.
     hashes: Vec<u64>,
 }
 
@@ -100,13 +103,13 @@ impl Router {
             .is_some_and(|load| self.order.contains(key(&self.config, load), replica as u32))
     }
 
-    /// Number of distinct blocks that the replicas hold, as far as their KV events say.
+    /// Number of distinct blocks that the replicas hold according to their KV events.
     pub fn known_blocks(&self) -> usize {
         self.stored.len()
     }
 
-    /// Sets whether a replica may be picked; all may at first. Its outstanding load stays. Ignores
-    /// unknown replicas.
+    /// Sets whether a replica may be picked; initially all may. Its outstanding load is unchanged.
+    /// Ignores unknown replicas.
     pub fn set_available(&mut self, replica: usize, is_available: bool) {
         let Some(load) = self.loads.get(replica) else { return };
         let key = key(&self.config, load);
@@ -134,7 +137,7 @@ impl Router {
         }
     }
 
-    /// Forgets what a replica holds, because it starts anew with an empty prefix cache.
+    /// Forgets the blocks of a replica that restarts with an empty prefix cache.
     pub fn restarted(&mut self, replica: usize) {
         self.apply(replica, &KvEvent::AllBlocksCleared);
     }
@@ -169,7 +172,8 @@ impl Router {
         Ok(Charge { replica, tokens: request.tokens, expected })
     }
 
-    /// The replica of the policy, and the leading blocks of the prompt that it was chosen for.
+    /// The replica that the policy picks, and how many leading blocks of the prompt it is expected
+    /// to hold.
     fn choose(&mut self, request: &RouteRequest<'_>) -> Result<(usize, usize), RouteError> {
         let own = request.session.and_then(|session| self.sessions.replica(session));
         let own = own.filter(|&replica| self.is_available(replica as usize));
@@ -178,7 +182,8 @@ impl Router {
                 if let Some(chosen) = self.longest_prefix() {
                     return Ok(chosen);
                 }
-                if let Some(own) = own.filter(|&own| self.loads[own as usize].requests <= self.most()) {
+                if let Some(own) = own.filter(|&own| self.loads[own as usize].requests <= self.max_requests())
+                {
                     return Ok((own as usize, 0));
                 }
             }
@@ -192,43 +197,45 @@ impl Router {
         self.least_loaded().map(|replica| (replica, 0))
     }
 
-    /// The least loaded replica; ties go to the first from a start that advances by one per pick,
-    /// under round robin past the replica picked.
+    /// The least loaded replica. Ties go to the first index from `start` on, which then advances by
+    /// one, or under round robin to the index after the picked replica.
     fn least_loaded(&mut self) -> Result<usize, RouteError> {
         let from = self.start;
-        let least = self.order.least(from as u32).ok_or(RouteError::NoneAvailable)? as usize;
+        let least = self.order.least_loaded(from as u32).ok_or(RouteError::NoneAvailable)? as usize;
         let passed = if self.config.route == Route::RoundRobin { least } else { from };
         self.start = (passed + 1) % self.loads.len();
         Ok(least)
     }
 
-    /// Outstanding requests of the least loaded replica, under a policy that counts them first.
+    /// Outstanding requests of the least loaded replica, under a policy that compares requests
+    /// first.
     fn least_requests(&self) -> u64 {
         self.order.iter().next().map_or(0, |((requests, _), _)| requests)
     }
 
-    /// Most outstanding requests of a replica that is chosen for its prefix.
-    fn most(&self) -> u64 {
-        self.config.imbalance.most(self.least_requests())
+    /// Maximum of outstanding requests of a replica that may be chosen for its prefix or session.
+    fn max_requests(&self) -> u64 {
+        self.config.imbalance.max_requests(self.least_requests())
     }
 
-    /// The least loaded replica of those that hold the longest prefix of the newest prompt, within
-    /// the imbalance, and the number of blocks.
+    /// The longest prefix of `hashes` that a replica within the imbalance holds: the least loaded
+    /// of its holders, and the number of blocks.
     fn longest_prefix(&self) -> Option<(usize, usize)> {
         let gathers = self.least_requests() >= self.config.gather_at;
         let expected = |hash| if gathers { self.expected.holders(hash) } else { &[] };
         let is_held = |hash: &u64| !self.stored.holders(*hash).is_empty() || !expected(*hash).is_empty();
         let matched = self.hashes.iter().take_while(|hash| is_held(hash)).count();
-        let most = self.most();
+        let max_requests = self.max_requests();
         let holder = |blocks: usize| {
             let hash = *self.hashes.get(blocks.checked_sub(1)?)?;
             let holders = [self.stored.holders(hash), expected(hash)];
             let least = holders.into_iter().filter_map(|of| self.least_loaded_of(of)).min()?;
-            Some((least.1 as usize, blocks)).filter(|_| least.0.0 <= most)
+            Some((least.1 as usize, blocks)).filter(|_| least.0.0 <= max_requests)
         };
         let mut best = holder(matched);
         if best.is_none() {
-            // Invariant: some replica within the imbalance holds `low` blocks, and none `high`.
+            // Invariant: a replica within the imbalance holds `low` blocks (0: any), and none
+            // `high`.
             let (mut low, mut high) = (0, matched);
             while low + 1 < high {
                 let middle = low.midpoint(high);
@@ -241,8 +248,9 @@ impl Router {
         best
     }
 
-    /// The least loaded available replica of a sorted list. Reads the shorter of the list and the
-    /// order of loads up to a hit, which is the sooner the longer the list is.
+    /// The least loaded available replica of a sorted list. A list longer than √n of the n
+    /// available replicas is searched in load order up to the first holder; a shorter one is
+    /// scanned.
     fn least_loaded_of(&self, holders: &[u32]) -> Option<(LoadKey, u32)> {
         let available = self.order.len();
         if holders.len().saturating_mul(holders.len()) > available {
@@ -317,7 +325,7 @@ impl Router {
     }
 }
 
-/// What the policy compares loads by.
+/// Sort key of a load under the policy.
 fn key(config: &RouterConfig, load: &Load) -> LoadKey {
     match config.route {
         Route::RoundRobin => (0, 0),

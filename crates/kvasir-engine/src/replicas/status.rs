@@ -1,4 +1,4 @@
-//! What an operator sees of replicas that are processes of their own, and may order.
+//! Operator's interface to replicas in separate processes: their status, drain and restart.
 
 use serde::Serialize;
 
@@ -9,43 +9,44 @@ pub enum ReplicaPhase {
     /// Its process loads the model.
     #[default]
     Starting,
-    /// It takes requests.
+    /// It accepts requests.
     Ready,
-    /// It gets no request, by order of the operator.
+    /// The operator has drained it; it gets no requests.
     Drained,
-    /// Its process has ended; another one is started soon.
+    /// Its process has ended; another is started after a delay.
     Down,
 }
 
-/// A replica, as an operator sees it.
+/// Status of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ReplicaStatus {
     /// Its index.
     pub replica: usize,
     /// Its phase.
     pub phase: ReplicaPhase,
-    /// Id of its process, if one runs.
+    /// Id of its process, if one is running.
     pub process: Option<u32>,
-    /// Requests that run or wait on it.
+    /// Outstanding requests on it.
     pub requests: u64,
-    /// Prompt tokens of these.
+    /// Prompt tokens of these requests.
     pub tokens: u64,
-    /// Processes that were started after the first.
+    /// Processes of the replica that have ended or failed to start.
     pub restarts: u32,
-    /// Messages of its processes that were dropped: malformed, too large, or repeated.
+    /// Results of its processes that were dropped: malformed, too large, repeated, or of an earlier
+    /// process.
     pub dropped_messages: u64,
     /// How its last process ended, if one did.
     pub last_exit: Option<String>,
 }
 
-/// Replicas that can be watched, drained and restarted while they serve.
+/// Replicas that can be monitored, drained and restarted while they serve.
 pub trait Replicas: Send + Sync {
-    /// All replicas.
+    /// Status of all replicas.
     fn status(&self) -> Vec<ReplicaStatus>;
-    /// Takes all requests away from a replica; it gets no others until it is restarted. False if there is
-    /// no such replica, or all have ended.
+    /// Moves the requests of a replica to others and routes none to it until it is restarted. False
+    /// if there is no such replica, or the fleet no longer serves.
     fn drain(&self, replica: usize) -> bool;
-    /// Takes all requests away from a replica, and starts its process anew. False if there is no such
-    /// replica, or all have ended.
+    /// Moves the requests of a replica to others and restarts its process. False if there is no
+    /// such replica, or the fleet no longer serves.
     fn restart(&self, replica: usize) -> bool;
 }

@@ -24,7 +24,7 @@ fn picks(router: &mut Router, tokens: &[u64]) -> Vec<usize> {
     charges.map(|charge| charge.unwrap().replica()).collect()
 }
 
-/// The event of a replica that has stored the blocks of a prompt of tenant 0.
+/// The event that stores the blocks of a prompt with salt 0.
 fn stored(prompt: &[Token]) -> KvEvent {
     let hashes: Vec<u64> = prefix_hashes(prompt, 0, BLOCK as u32).collect();
     let tokens = prompt[..hashes.len() * BLOCK].to_vec();
@@ -32,7 +32,7 @@ fn stored(prompt: &[Token]) -> KvEvent {
 }
 
 #[test]
-fn routes_are_named_as_they_parse() {
+fn route_names_parse_to_their_routes() {
     for &route in Route::ALL {
         assert_eq!(route.to_string().parse(), Ok(route));
     }
@@ -125,7 +125,7 @@ fn a_session_stays_on_its_replica() {
 }
 
 #[test]
-fn requests_with_one_new_prefix_meet_on_one_replica_under_load() {
+fn under_load_requests_with_one_new_prefix_share_a_replica() {
     let config = RouterConfig { block_size: 2, ..RouterConfig::new(Route::Prefix) };
     let mut router = Router::new(RouterConfig { gather_at: 0, ..config }, 4);
     let prompt: Vec<Token> = (0..20).collect();
@@ -133,7 +133,7 @@ fn requests_with_one_new_prefix_meet_on_one_replica_under_load() {
     let other: Vec<Token> = (50..70).collect();
     assert_ne!(router.pick(&RouteRequest::new(&other, 0)).unwrap().replica(), first.replica());
     assert_eq!(router.pick(&RouteRequest::new(&prompt, 0)).unwrap().replica(), first.replica());
-    // Tenants share nothing.
+    // Prompts with different salts share no prefix.
     assert_ne!(router.pick(&RouteRequest::new(&prompt, 1)).unwrap().replica(), first.replica());
     let mut idle = Router::new(config, 4);
     let picks = [(); 4].map(|()| idle.pick(&RouteRequest::new(&prompt, 0)).unwrap().replica());
@@ -149,7 +149,8 @@ fn an_overloaded_replica_is_not_chosen_for_its_prefix() {
     router.apply(1, &stored(&prompt));
     router.apply(2, &stored(&prompt[..8]));
     let mut pick = || router.pick(&RouteRequest::new(&prompt, 0)).unwrap().replica();
-    // Replica 1 holds all of it, up to two requests more than replica 0 has; then 2, which holds less.
+    // Replica 1 holds the whole prompt and takes up to two requests more than replica 0, the least
+    // loaded. Then replica 2 does, which holds less.
     assert_eq!([pick(), pick(), pick()], [1, 1, 1]);
     assert_eq!([pick(), pick(), pick()], [2, 2, 2]);
     assert_eq!(pick(), 0);
@@ -163,19 +164,19 @@ struct Outstanding {
     prompt: Vec<Token>,
 }
 
-/// Replicas as prefix sets, scanned as a whole for each pick.
+/// Naive model: replicas as sets of prefixes, all scanned for each pick.
 #[derive(Default)]
 struct Naive {
     loads: Vec<Load>,
     available: Vec<bool>,
-    /// Prefixes in whole blocks in the cache of each replica.
+    /// Prefixes of whole blocks in the cache of each replica.
     stored: Vec<HashSet<Vec<Token>>>,
     outstanding: Vec<Outstanding>,
     sessions: HashMap<SessionId, usize>,
     start: usize,
 }
 
-/// Prefixes of a prompt in whole blocks, without its last token.
+/// Prefixes of whole blocks of a prompt without its last token.
 fn prefixes(prompt: &[Token]) -> impl DoubleEndedIterator<Item = &[Token]> {
     (1..=(prompt.len() - 1) / BLOCK).map(|blocks| &prompt[..blocks * BLOCK])
 }
@@ -199,8 +200,8 @@ impl Naive {
             }
         };
         let least = all().map(|replica| self.loads[replica].requests).min()?;
-        let (most, gathers) = (config.imbalance.most(least), least >= config.gather_at);
-        let fits = |replica: &usize| self.loads[*replica].requests <= most;
+        let (max_requests, gathers) = (config.imbalance.max_requests(least), least >= config.gather_at);
+        let fits = |replica: &usize| self.loads[*replica].requests <= max_requests;
         let own = request.session.and_then(|session| self.sessions.get(&session).copied()).filter(available);
         if config.route == Route::Prefix {
             for prefix in prefixes(request.prompt).rev() {
@@ -228,7 +229,7 @@ impl Naive {
 }
 
 #[test]
-fn picks_are_those_of_a_naive_model() {
+fn picks_equal_those_of_a_naive_model() {
     for seed in 0..rounds(300) {
         let mut random = Random::new(seed);
         let replicas = 1 + random.below(if seed % 4 == 0 { 40 } else { 6 }) as usize;

@@ -140,7 +140,8 @@ pub struct Outbox {
     /// whose K/V is written.
     #[serde(default)]
     pub progress: Vec<(u64, u32)>,
-    /// Mirostat's `mu` after the newest output of requests that have it, by index into `events`.
+    /// Mirostat's `mu` after the newest output of each request that uses Mirostat, with the index
+    /// of its event in `events`.
     #[serde(default)]
     pub mirostat: Vec<(u32, f32)>,
     /// Retained K/V length of sessions, each time it changed.

@@ -69,7 +69,7 @@ pub struct Params {
     pub context_shift: Option<u32>,
     /// Predicted output, which a suffix drafter proposes where it fits.
     pub prediction: Vec<Token>,
-    /// What another engine has generated of it, which it continues.
+    /// State of the request in another engine, from which it continues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumption: Option<Box<Resumption>>,
     /// Constrained decoding: the allowed outputs. Not written to traces.
@@ -172,8 +172,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// The `i`-th of the requests that answer one prompt: consecutive tags and seeds. Prompt
-    /// log-probabilities are computed once, for the first.
+    /// The `i`-th sibling of this request, with consecutive tags and seeds. Only the first sibling
+    /// computes prompt log-probabilities.
     pub fn sibling(&self, i: u32) -> Self {
         let mut sibling = self.clone();
         if i > 0 {

@@ -1,8 +1,10 @@
-//! What a request has generated in another engine before it continues in this one.
+//! `Resumption`: the state of a request that moves to this engine after another has generated a
+//! part.
 //!
 //! A resumed request is in the state of a preempted one: its outputs are part of its tokens and are
-//! computed again, its noise continues at the next position, and its constraint, penalties and stop
-//! sequences see the outputs. So its tokens are those that the other engine would have sampled.
+//! recomputed, its sampling noise continues at the next position, and its constraint, penalties and
+//! stop sequences see the outputs. So it samples the tokens that the other engine would have
+//! sampled.
 //!
 //! Guarded by `tests/resumption.rs`.
 
@@ -14,10 +16,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resumption {
-    /// Its outputs; none of them ended it.
+    /// Outputs so far; none of them met a stop condition.
     pub outputs: Vec<Token>,
-    /// Mirostat's `mu` after them, if the request has Mirostat: it does not follow from the tokens.
+    /// Mirostat's `mu` after the outputs, if the request uses Mirostat; it cannot be derived from
+    /// the tokens.
     pub mu: Option<f32>,
-    /// When it arrived, and had its first token. It is admitted anew.
+    /// Timings in the other engine; `admitted` and `finished` are ignored.
     pub timings: Timings,
 }

@@ -182,7 +182,8 @@ impl Sequence {
         tokens.iter().for_each(|&token| self.tokens.push(token));
     }
 
-    /// Sets how many outputs fit a context of this many tokens.
+    /// Sets the limit of outputs from the tokens that are left of `context`, and rebuilds the stop
+    /// conditions.
     pub(crate) fn fit_context(&mut self, context: u32) {
         let left = context.saturating_sub(self.tokens.len()).max(1);
         self.cold.context_left = self.outputs_len() + left;

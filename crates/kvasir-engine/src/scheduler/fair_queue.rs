@@ -3,13 +3,13 @@
 //! Keys whose next request is within their entitlement come first, then those with the lowest
 //! dominant share (`fair_share.rs`). Keys of equal rank take turns by deficit round robin: each turn
 //! grants a key `QUANTUM` tokens, and its first request may be admitted once the deficit covers its
-//! cost, which is prompt tokens plus the maximum of its output tokens. Unused output tokens are
-//! refunded.
+//! cost: its prompt tokens plus its maximum of output tokens. Unused output tokens are refunded.
 //!
 //! A request larger than its key's entitlement would starve while smaller requests of other keys
-//! arrive. The queue counts the slots admitted since the request came first in its key. Once that is
-//! its own slots for each other key, the queue exempts it (`KeyUse::exempt`): its key is entitled to
-//! it until it ends. So over time keys get equal slots, whatever the sizes of their requests.
+//! arrive. The queue counts the slots that other keys were granted since the request became the
+//! first of its key. Once they reach its own slots times the number of other keys, the queue
+//! exempts it (`KeyUse::exempt`): its key is entitled to its slots until it ends. So over time keys
+//! get equal slots, whatever the sizes of their requests.
 //!
 //! Cost: O(log n) per operation for n keys, and O(n log n) for the first lookup after the number of
 //! keys or the exemption has changed, which changes every entitlement.
@@ -26,16 +26,18 @@ const QUANTUM: i64 = 1024;
 #[derive(Debug, Default)]
 struct Flow {
     fifo: VecDeque<Queued>,
-    /// Tokens that its requests may still cost in this round.
+    /// Tokens that its requests may still use in this round (deficit round robin).
     deficit: i64,
-    /// Tokens to feed of all its waiting requests.
+    /// Tokens to feed, over all its waiting requests.
     tokens: u64,
-    /// Place in the round robin; lower ones come first.
+    /// Position in the round robin; lower is earlier.
     turn: u64,
-    /// `FairQueue::admitted` when its first request came first.
+    /// `FairQueue::admitted` when its first request became the first, plus the key's own admissions
+    /// since.
     first_since: u64,
     /// The entry in `FairQueue::ranking`, if it has one.
     ranked: Option<(Rank, u64)>,
+    /// Skipped until the next scheduling attempt.
     is_passed: bool,
 }
 
@@ -45,30 +47,30 @@ impl Flow {
     }
 }
 
-/// The first request of a key against the key's entitlement.
+/// How the first request of a key relates to the key's entitlement; the best comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+enum EntitlementClass {
     /// Exempt from the entitlement.
     Exempt,
     Within,
     Beyond,
 }
 
-/// The standing of the first request, and the key's dominant share.
-type Rank = (Standing, u64);
+/// Sort key of a client key: the class of its first request, then its dominant share.
+type Rank = (EntitlementClass, u64);
 
 /// Waiting requests by key, and the resources that running requests use.
 #[derive(Debug, Default)]
 pub(crate) struct FairQueue {
     /// Keys with waiting or running requests.
     flows: BTreeMap<u64, Flow>,
-    /// Keys with waiting requests, in round-robin order; the first is being served.
+    /// Keys with waiting requests by `Flow::turn`; the round robin is at the first.
     turns: BTreeMap<u64, u64>,
     next_turn: u64,
     /// The key that has received its quantum in this turn.
     granted: Option<u64>,
     used: KeyUse,
-    /// Keys with waiting requests that are not passed over: the best rank first, then by turn.
+    /// (rank, turn, key) of the keys with waiting requests that are not skipped.
     ranking: BTreeSet<(Rank, u64, u64)>,
     /// Entitlements have changed since `ranking` was sorted.
     is_unsorted: bool,
@@ -95,11 +97,11 @@ impl FairQueue {
         self.flows.len()
     }
 
-    /// Enqueues a request as the last of its key, or a preempted one as the first, whose cost is
+    /// Enqueues a request as the last of its key. A preempted one becomes the first and its cost is
     /// refunded.
     pub(crate) fn push(&mut self, key: u64, queued: Queued, is_preempted: bool) {
         if is_preempted && self.used.is_exempt(queued.number) {
-            // A context shift changes its size.
+            // A context shift may have changed its size.
             self.used.exempt(key, &queued);
             self.is_unsorted = true;
         }
@@ -125,8 +127,8 @@ impl FairQueue {
         self.advance();
     }
 
-    /// Removes a waiting request. With `keeps_wait`, what was admitted while it came first counts for
-    /// the next request of its key.
+    /// Removes a waiting request. With `keeps_wait`, the slots admitted while it was the first
+    /// count for the next request of its key.
     fn extract(&mut self, key: u64, entry: u32, keeps_wait: bool) -> Option<Queued> {
         let flow = self.flows.get_mut(&key)?;
         let at = flow.fifo.iter().position(|queued| queued.entry == entry)?;
@@ -158,7 +160,7 @@ impl FairQueue {
 
     /// Removes an admitted request and charges its key. Returns the slots that it was charged.
     pub(crate) fn take(&mut self, key: u64, entry: u32, is_first_admission: bool) -> Option<u64> {
-        // A request that is preempted again and again must not begin to wait anew each time.
+        // A readmission must not reset the wait of its key's next request.
         let queued = self.extract(key, entry, !is_first_admission)?;
         self.used.take(key, queued.slots);
         let Some(flow) = self.flows.get_mut(&key) else { return Some(queued.slots) };
@@ -198,10 +200,10 @@ impl FairQueue {
 
     /// The request to consider next, if it is within its key's entitlement.
     pub(crate) fn entitled(&mut self) -> Option<u32> {
-        self.first().filter(|(standing, _)| *standing != Standing::Beyond).map(|(_, queued)| queued.entry)
+        self.first().filter(|(class, _)| *class != EntitlementClass::Beyond).map(|(_, queued)| queued.entry)
     }
 
-    fn first(&mut self) -> Option<(Standing, Queued)> {
+    fn first(&mut self) -> Option<(EntitlementClass, Queued)> {
         if std::mem::take(&mut self.is_unsorted) {
             self.ranking.clear();
             let waiting: Vec<u64> = self.turns.values().copied().collect();
@@ -210,9 +212,9 @@ impl FairQueue {
                 self.rank(key);
             }
         }
-        let &((standing, _), _, key) = self.ranking.first()?;
+        let &((class, _), _, key) = self.ranking.first()?;
         let queued = self.flows.get(&key)?.fifo.front()?;
-        Some((standing, *queued))
+        Some((class, *queued))
     }
 
     /// Skips the waiting requests of a key until `begin_attempt`.
@@ -240,7 +242,7 @@ impl FairQueue {
     /// Waiting requests of keys whose first request is within their entitlement, at most `n` per
     /// key, with their tokens to feed; then `None` with those of the key's other requests.
     pub(crate) fn entitled_tokens(&self, n: usize) -> impl Iterator<Item = (u64, Option<u32>, u64)> {
-        let is_entitled = |key: &u64, flow: &Flow| self.rank_of(*key, flow).0 != Standing::Beyond;
+        let is_entitled = |key: &u64, flow: &Flow| self.rank_of(*key, flow).0 != EntitlementClass::Beyond;
         let waiting = self.turns.values().filter_map(|key| Some((key, self.flows.get(key)?)));
         waiting.filter(move |(key, flow)| is_entitled(key, flow)).flat_map(move |(key, flow)| {
             let first = flow.fifo.iter().take(n).map(|queued| (*key, Some(queued.entry), queued.tokens));
@@ -263,15 +265,16 @@ impl FairQueue {
     }
 
     fn rank_of(&self, key: u64, flow: &Flow) -> Rank {
-        let standing = match flow.fifo.front() {
-            Some(head) if self.used.is_exempt(head.number) => Standing::Exempt,
-            Some(head) if self.used.entitles(key, head.slots, self.keys()) => Standing::Within,
-            _ => Standing::Beyond,
+        let class = match flow.fifo.front() {
+            Some(head) if self.used.is_exempt(head.number) => EntitlementClass::Exempt,
+            Some(head) if self.used.entitles(key, head.slots, self.keys()) => EntitlementClass::Within,
+            _ => EntitlementClass::Beyond,
         };
-        (standing, self.used.dominant_share(key))
+        (class, self.used.dominant_share(key))
     }
 
-    /// Sorts a key anew after its requests or its use have changed. Drops it if it has none.
+    /// Updates the rank of a key after its requests or its use have changed. Drops the key if it
+    /// has neither.
     fn rank(&mut self, key: u64) {
         let Some(flow) = self.flows.get(&key) else { return };
         if flow.fifo.is_empty() && self.used.of(key).sequences == 0 {
@@ -336,8 +339,8 @@ impl FairQueue {
         }
     }
 
-    /// Exempts the first arrival among the oversized requests that were overtaken enough, unless
-    /// another request is exempt.
+    /// Exempts the first arrival among the oversized requests that were overtaken by their own
+    /// slots times the number of other keys, unless another request is exempt.
     fn exempt_overtaken(&mut self) {
         if self.used.has_exempt() {
             return;
@@ -360,7 +363,7 @@ impl FairQueue {
         if self.used.is_exempt(number) {
             self.used.end_exemption();
             self.is_unsorted = true;
-            // The next oversized request may have been overtaken enough already.
+            // The next oversized request may be due already.
             self.examined = u64::MAX;
         }
     }
@@ -390,7 +393,7 @@ mod tests {
         sequence
     }
 
-    /// Front and `iter` agree on the order after any operations.
+    /// `front` and `iter` agree on the first request after random operations.
     #[test]
     fn ranking_equals_sorting_all_keys() {
         let mut queue = queue();
@@ -421,7 +424,7 @@ mod tests {
         }
     }
 
-    /// With keys counted and sorted anew for each admission, this would take minutes.
+    /// If each admission counted and sorted all keys, this would take minutes.
     #[test]
     fn admissions_of_many_keys_take_less_than_quadratic_time() {
         let mut queue = queue();
@@ -452,7 +455,7 @@ mod tests {
             let admitted = admit(&mut queue, entry);
             queue.release(&admitted, true);
         }
-        // Two other keys.
+        // 4000 slots for each of the two other keys.
         assert_eq!(overtaking, 8000);
         assert_eq!(queue.used().entitlement(1, 3).slots, 1200, "half of what it leaves");
         queue.remove(9, 0);

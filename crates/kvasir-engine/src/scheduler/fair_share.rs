@@ -13,8 +13,8 @@
 //! 3. Prompt tokens of a step (`PrefillShares`): max-min fair among keys.
 //!
 //! One request at a time may be *exempt*: its key is entitled to all its slots, and the other keys to
-//! equal parts of the rest. `fair_queue.rs` exempts a request larger than its key's entitlement after
-//! it was overtaken for long enough.
+//! equal parts of the rest. `fair_queue.rs` exempts a request that is larger than its key's
+//! entitlement once other keys have overtaken it for long enough.
 //!
 //! Invariant: no cycle of preemptions. A preempted key exceeded its entitlement with the request that
 //! it loses, and a request beyond its key's entitlement preempts none. Guarded by
@@ -168,7 +168,7 @@ impl PrefillShares {
         self.level.map_or(u32::MAX, |level| level.saturating_sub(fed))
     }
 
-    /// Whether a key has been fed nothing.
+    /// Whether the step feeds no prompt token of a key yet.
     pub(crate) fn is_unused(&self, key: u64) -> bool {
         !self.fed.contains_key(&key)
     }

@@ -49,7 +49,7 @@ pub(crate) struct Queue {
     order: Order,
     /// All requests under `Fcfs` and `Priority`.
     fifo: VecDeque<Queued>,
-    /// All requests under `Fair`, and what running ones use.
+    /// The waiting requests under `Fair`, and the resources that running ones use.
     fair: FairQueue,
     /// Block size of the cache in slots.
     block: u32,
@@ -131,7 +131,7 @@ impl Queue {
         }
     }
 
-    /// Keys and what their running requests use, under `Fair`.
+    /// The queue of `Order::Fair`; empty under other orders.
     pub(crate) fn fair(&self) -> &FairQueue {
         &self.fair
     }

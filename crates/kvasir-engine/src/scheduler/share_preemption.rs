@@ -8,9 +8,10 @@ use crate::scheduler::fair_share::Resources;
 use crate::scheduler::kv_manager::admission::AdmissionTerms;
 use crate::scheduler::state::SchedulerState;
 
-/// Waiting requests per key whose cached prefixes are looked up when prompt tokens are divided. A
-/// lookup reads the whole prompt; requests behind these count in full.
-const LOOKED_UP: usize = 8;
+/// Waiting requests per key whose cached prefixes are looked up when a step's prompt tokens are
+/// divided among keys. A lookup reads the whole prompt; prompts of later requests count as
+/// uncached.
+const MAX_LOOKUPS_PER_KEY: usize = 8;
 
 /// The resource that the first request of the queue lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +124,7 @@ impl SchedulerState {
         if !self.preempts_for_shares || queue.keys() < 2 {
             return None;
         }
-        let waiting: Vec<_> = queue.entitled_tokens(LOOKED_UP).collect();
+        let waiting: Vec<_> = queue.entitled_tokens(MAX_LOOKUPS_PER_KEY).collect();
         let mut demands: Vec<(u64, u64)> = waiting.iter().map(|(key, _, tokens)| (*key, *tokens)).collect();
         let mut deepest = 0;
         for entry in self.requests.running() {
@@ -139,7 +140,8 @@ impl SchedulerState {
         }
         let budget = budget(deepest);
         if by_key.iter().map(|(_, tokens)| tokens).sum::<u64>() > u64::from(budget) {
-            // Cached prefixes are no demand. They are looked up only if the demands matter.
+            // Cached prefixes need no prompt tokens. Lookups are costly: only if the budget is
+            // exceeded.
             for ((_, entry, _), (_, demand)) in waiting.iter().zip(&mut demands) {
                 if let Some(entry) = *entry {
                     let fork = self.fork_of(entry);

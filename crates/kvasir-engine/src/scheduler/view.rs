@@ -217,8 +217,8 @@ impl<'a> SchedulerView<'a> {
     pub fn prefill_tokens_left(&self, entry: u32) -> u32 {
         self.state.prefill_shares.left(self.sequence(entry).params().key)
     }
-    /// Whether the step feeds no other prompt of this sequence's key yet, where keys share its prompt
-    /// tokens.
+    /// Whether the step feeds no other prompt of this sequence's key yet. Tracked only in steps
+    /// whose prompt tokens are divided among keys.
     pub fn is_first_prompt_of_key(&self, entry: u32) -> bool {
         self.state.prefill_shares.is_unused(self.sequence(entry).params().key)
     }

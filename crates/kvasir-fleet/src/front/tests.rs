@@ -1,5 +1,6 @@
-//! The front over simulated workers: random requests, ends by clients, lost and drained workers, and
-//! messages that are lost with them. Each answer must be that of its request alone.
+//! The front over simulated workers: random requests, aborts and stops by clients, lost and drained
+//! workers, and messages that are lost with them. Each answer must be that of its request running
+//! alone.
 
 use super::*;
 use kvasir_engine::{
@@ -24,7 +25,7 @@ fn engine(random: &mut Random) -> Engine<Toy> {
     if random.chance(50) { engine.draft(Box::new(SuffixDrafter::new(4))).unwrap() } else { engine }
 }
 
-/// A worker: an engine, with the messages to it and the results from it that are under way.
+/// A worker: an engine, and the messages and results in transit to and from it.
 struct Worker {
     engine: Engine<Toy>,
     ids: HashMap<u64, RequestId>,
@@ -91,14 +92,14 @@ impl Simulation {
             Router::new(RouterConfig { block_size: 4, ..RouterConfig::new(Route::Prefix) }, count),
             count,
         );
-        (0..count).for_each(|replica| front.ready(replica));
+        (0..count).for_each(|replica| front.worker_ready(replica));
         let workers = (0..count).map(|_| Some(Worker::new(random))).collect();
         Self { front, workers, requests: Vec::new(), answers: BTreeMap::new(), losses: 0 }
     }
 
-    /// Passes on what the front has decided.
+    /// Delivers the front's messages and its outbox.
     fn flush(&mut self) {
-        for Send { replica, message, .. } in std::mem::take(&mut self.front.sends) {
+        for WorkerMessage { replica, message, .. } in std::mem::take(&mut self.front.sends) {
             if let Some(worker) = &mut self.workers[replica] {
                 worker.messages.push_back(message);
             }
@@ -140,13 +141,14 @@ impl Simulation {
         self.front.take(Message::Add { request: Box::new(request), n }, 1);
     }
 
-    /// Kills a worker: what is under way to it and from it is lost. Another starts in its place.
+    /// Kills a worker, which loses its messages and results in transit. Another starts in its
+    /// place.
     fn kill(&mut self, replica: usize, random: &mut Random) {
         self.workers[replica] = None;
-        self.front.lost(replica, 1);
+        self.front.worker_lost(replica, 1);
         self.flush();
         self.workers[replica] = Some(Worker::new(random));
-        self.front.ready(replica);
+        self.front.worker_ready(replica);
         self.losses += 1;
     }
 
@@ -178,7 +180,7 @@ impl Simulation {
             97 => {
                 self.front.drain(replica);
                 self.flush();
-                // Its process ends and is started anew.
+                // Its process is restarted.
                 self.kill(replica, random);
             }
             _ => {}
@@ -188,7 +190,7 @@ impl Simulation {
 }
 
 #[test]
-fn answers_survive_their_workers() {
+fn answers_survive_lost_and_drained_workers() {
     let (mut losses, mut whole) = (0, 0);
     for seed in 0..300 {
         let mut random = Random::new(seed);
@@ -225,12 +227,12 @@ fn answers_survive_their_workers() {
     assert!(losses > 1000 && whole > 3000, "{losses}, {whole}");
 }
 
-/// A request that ends the workers that run it fails; those that wait beside it do not.
+/// A request whose workers crash repeatedly while they run it fails.
 #[test]
-fn a_request_that_ends_its_workers_fails() {
+fn a_request_that_crashes_its_workers_fails() {
     let mut random = Random::new(1);
     let mut simulation = Simulation::new(&mut random);
-    // A prompt of several steps: the worker ends before the first token.
+    // A prompt of several steps: each worker crashes before the first token.
     let request = Request { tag: 1, prompt: vec![100; 60], ..Request::default() };
     simulation.answers.insert(1, Answer::default());
     simulation.front.take(Message::Add { request: Box::new(request), n: 1 }, 1);

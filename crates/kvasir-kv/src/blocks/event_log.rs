@@ -1,36 +1,35 @@
-//! `EventLog`: the recorded KV events of a prefix-cache index, until they are taken.
+//! `EventLog`: buffer of a prefix-cache index's KV events until `take`.
 //!
-//! The log names contents, not blocks: a second block of equal content is neither stored nor removed.
+//! Events identify block contents by hash: the caller reports a second block of equal content
+//! neither as stored nor as removed.
 
 use crate::blocks::hash::hash_with;
 use crate::contract::ids::Token;
 use crate::contract::kv_event::KvEvent;
 
-/// Most tokens and hashes that a log holds.
-const MOST_WORDS: usize = 1 << 20;
+/// Maximum number of tokens and hashes in a log.
+const MAX_WORDS: usize = 1 << 20;
 
-/// Recorded events until they are taken.
-///
-/// Bounded: a log that is not taken in time is replaced by one `AllBlocksCleared`, after which a mirror
-/// holds a part of the cache's prefixes, never more.
+/// Bounded: if the log overflows, one `AllBlocksCleared` replaces its events. A mirror that applies
+/// it then knows only a part of the cache's prefixes, and never one that the cache lacks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EventLog {
     events: Vec<KvEvent>,
     /// Tokens and hashes in `events`.
     words: usize,
-    /// Whether the newest event may be extended: it belongs to the same publication.
+    /// Whether the newest event belongs to the current publication and may be extended.
     extends: bool,
-    /// Scratch memory of hashing.
+    /// Scratch buffer of `hash_with`.
     scratch: Vec<u64>,
 }
 
 impl EventLog {
-    /// Begins a publication, whose consecutive blocks share one event.
+    /// Starts a publication; its consecutive blocks share one event.
     pub(crate) fn begin_publication(&mut self) {
         self.extends = false;
     }
 
-    /// Records one block that has become reusable.
+    /// Records a block that was published to the index.
     pub(crate) fn stored(&mut self, hash: u64, parent: Option<u64>, block: &[Token]) {
         self.reserve(block.len() + 1);
         if let Some(KvEvent::BlockStored { hashes, tokens, .. }) = self.events.last_mut()
@@ -46,7 +45,8 @@ impl EventLog {
         self.events.push(KvEvent::BlockStored { hashes, parent, tokens, block_size });
     }
 
-    /// Records successive blocks of `block_size` tokens, and appends their hashes to `hashes`.
+    /// Records one publication of successive blocks of `block_size` tokens, and appends their
+    /// hashes to `hashes`. Without a `parent`, the first block is hashed after `root`.
     pub(crate) fn stored_all(
         &mut self,
         parent: Option<u64>,
@@ -65,7 +65,7 @@ impl EventLog {
         }
     }
 
-    /// Records blocks that can no longer be found.
+    /// Records blocks that lookups no longer find.
     pub(crate) fn removed(&mut self, removed: &[u64]) {
         if removed.is_empty() {
             return;
@@ -78,7 +78,7 @@ impl EventLog {
         }
     }
 
-    /// Records that nothing can be found any longer; earlier events do not matter then.
+    /// Records that the index was cleared, which supersedes all events in the log.
     pub(crate) fn cleared(&mut self) {
         self.events.clear();
         self.events.push(KvEvent::AllBlocksCleared);
@@ -92,7 +92,7 @@ impl EventLog {
     }
 
     fn reserve(&mut self, words: usize) {
-        if self.words + words > MOST_WORDS {
+        if self.words + words > MAX_WORDS {
             self.cleared();
         }
         self.words += words;
@@ -112,7 +112,7 @@ mod tests {
             log.removed(&[n]);
             most = most.max(log.events.len());
         }
-        assert!(most <= MOST_WORDS / 8, "{most}");
+        assert!(most <= MAX_WORDS / 8, "{most}");
         let mut events = Vec::new();
         log.take(&mut events);
         assert_eq!(events[0], KvEvent::AllBlocksCleared);

@@ -1,7 +1,7 @@
 //! Chained block hashes of the prefix cache: `h_i = xxh64(h_{i-1} ‖ tokens_i)`, a stable format that
-//! the caches, the router over replicas and publishers of KV events share.
+//! the caches, the router over replicas and KV events share.
 //!
-//! The salt of a tenant takes the place of the hash before its first block, if it is not 0.
+//! A tenant's salt, if not 0, is the parent hash of its first block.
 
 use crate::contract::ids::Token;
 use std::collections::HashMap;
@@ -9,12 +9,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 use xxhash_rust::xxh64::xxh64;
 
 /// Chained hash of a full block: xxh64 with seed 0 over the parent's hash as 8 bytes (omitted for
-/// the first block), then each token as 8 bytes, all little-endian. Routers compute the same.
+/// the first block), then each token as 8 bytes, all little-endian. Routers compute the same
+/// hashes.
 pub fn block_hash(parent: Option<u64>, tokens: &[Token]) -> u64 {
     hash_with(parent, tokens, &mut Vec::new())
 }
 
-/// [`block_hash`] with scratch memory.
+/// [`block_hash`] with a reusable scratch buffer.
 pub(crate) fn hash_with(parent: Option<u64>, tokens: &[Token], words: &mut Vec<u64>) -> u64 {
     words.clear();
     words.extend(parent.map(u64::to_le));
@@ -22,7 +23,7 @@ pub(crate) fn hash_with(parent: Option<u64>, tokens: &[Token], words: &mut Vec<u
     xxh64(bytemuck::cast_slice(words), 0)
 }
 
-/// What stands before a tenant's first block in [`block_hash`].
+/// The `parent` of a tenant's first block in [`block_hash`].
 pub(crate) fn root_hash(salt: u64) -> Option<u64> {
     (salt != 0).then_some(salt)
 }
@@ -38,7 +39,7 @@ pub fn prefix_hashes(tokens: &[Token], salt: u64, block_size: u32) -> impl Itera
     })
 }
 
-/// A map keyed by block hashes, which are not hashed again.
+/// A map keyed by block hashes, which it does not hash again.
 pub type BlockHashMap<V> = HashMap<u64, V, BuildHasherDefault<PrecomputedHash>>;
 
 /// The identity hasher of [`BlockHashMap`].
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_hashes_chain_full_blocks_behind_the_salt() {
+    fn prefix_hashes_chain_full_blocks_after_the_salt() {
         let hashes = |salt| prefix_hashes(&[1, 2, 3, 4, 5], salt, 2).collect::<Vec<_>>();
         let first = block_hash(None, &[1, 2]);
         assert_eq!(hashes(0), [first, block_hash(Some(first), &[3, 4])]);

@@ -102,7 +102,7 @@ pub trait Index: Send {
     fn evict(&mut self, blocks: u32) -> u32;
     /// Drops all published content; used blocks stay used.
     fn forget(&mut self);
-    /// Begins to record KV events; nothing may be published yet.
+    /// Starts recording KV events. The index must be empty.
     fn record_events(&mut self);
     /// Moves the recorded KV events to `into`.
     fn take_events(&mut self, into: &mut Vec<KvEvent>);

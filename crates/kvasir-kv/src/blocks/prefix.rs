@@ -66,9 +66,9 @@ impl<I: Index> Prefix for BlockCache<I> {
 
     fn record_events(&mut self) -> Result<(), CacheError> {
         if !self.config.sharing {
-            return Err(CacheError::BadConfig("KV events need prefix caching, which is off"));
+            return Err(CacheError::BadConfig("KV events need prefix caching, which is disabled"));
         }
-        // A mirror starts empty.
+        // A mirror of the events starts empty.
         self.forget();
         self.ledger.index.record_events();
         Ok(())

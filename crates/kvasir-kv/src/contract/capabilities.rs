@@ -161,11 +161,12 @@ pub trait Prefix {
     /// Evicts at least `slots` slots of unreferenced cached blocks, or all of them; returns how
     /// many. Linear in those. Claims evict by themselves: only recorded cases call this verb.
     fn evict(&mut self, slots: u32) -> Result<u32, CacheError>;
-    /// Begins to record KV events, from an empty prefix cache: what is cached is dropped. Refused
-    /// (`BadConfig`) if prefix caching is off, and behind a shared prefix, whose tokens no hash of
-    /// this cache covers.
+    /// Clears the prefix cache and starts recording KV events. Fails with `BadConfig` if prefix
+    /// caching is disabled, and for a cache with a shared prefix, whose tokens its block hashes do
+    /// not cover.
     fn record_events(&mut self) -> Result<(), CacheError>;
-    /// Moves the KV events since the last call to `into`, in order; none unless they are recorded.
+    /// Appends the KV events since the last call to `into`, in order; none unless they are
+    /// recorded.
     fn take_events(&mut self, into: &mut Vec<KvEvent>);
 }
 

@@ -1,8 +1,8 @@
 //! `KvEvent`: KV cache events (blocks stored, removed, cleared), from which a prefix-aware router
-//! follows what a cache holds.
+//! mirrors the contents of a cache.
 //!
 //! A mirror that starts empty and applies all events in order holds exactly the prefixes that
-//! `Prefix::lookup` can hit. If events were not taken in time and the log overflowed
+//! `Prefix::lookup` can hit. After the log has overflowed because events were not taken in time
 //! (`AllBlocksCleared`), it holds a part of them. Guarded by `tests/shadow`.
 
 use crate::contract::ids::Token;
@@ -12,18 +12,18 @@ use serde::{Deserialize, Serialize};
 /// [`prefix_hashes`](crate::prefix_hashes).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvEvent {
-    /// Blocks have become reusable, each the successor of the one before.
+    /// Blocks were published to the prefix cache, each the child of the one before.
     BlockStored {
         /// Their hashes.
         hashes: Vec<u64>,
-        /// Hash of the block before the first; `None` at the beginning of a prompt.
+        /// Hash of the first block's parent; `None` at the beginning of a prompt.
         parent: Option<u64>,
         /// Their tokens.
         tokens: Vec<Token>,
         /// Tokens per block.
         block_size: u32,
     },
-    /// Blocks can no longer be found.
+    /// Lookups no longer find these blocks.
     BlockRemoved {
         /// Their hashes.
         hashes: Vec<u64>,

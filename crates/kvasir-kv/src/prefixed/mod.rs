@@ -365,7 +365,7 @@ impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
     }
 
     fn record_events(&mut self) -> Result<(), CacheError> {
-        let why = "KV events of a cache behind a shared prefix have no hashes: its tokens are unknown there";
+        let why = "KV events do not support a shared prefix: block hashes do not cover its tokens";
         Err(CacheError::BadConfig(why))
     }
 

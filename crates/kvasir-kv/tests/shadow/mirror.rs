@@ -1,4 +1,4 @@
-//! A mirror of a cache's prefixes that follows its KV events, as a router does.
+//! A mirror of a cache's prefixes, built from its KV events as a router does.
 
 use crate::*;
 use kvasir_kv::{KvEvent, Prefix, prefix_hashes};
@@ -65,16 +65,16 @@ impl<I: Index> Simulation<I> {
             let hashes = prefix_hashes(&tokens[..tokens.len() - 1], salt, block);
             block * hashes.take_while(|hash| mirror.blocks.contains_key(hash)).count() as u32
         };
-        // Each prefix of the mirror is found.
+        // Lookups find each prefix of the mirror.
         let hashes: Vec<u64> = self.mirror.blocks.keys().copied().collect();
         for hash in hashes {
             let mut tokens = self.mirror.tokens(hash);
-            let is_its = |salt: &u64| prefix_hashes(&tokens, *salt, block).last() == Some(hash);
-            let salt = SALTS.into_iter().find(is_its).expect("a hash is that of its tokens");
+            let is_of_salt = |salt: &u64| prefix_hashes(&tokens, *salt, block).last() == Some(hash);
+            let salt = SALTS.into_iter().find(is_of_salt).expect("a hash is that of its tokens");
             tokens.push(0);
             assert_eq!(self.cache.lookup(&tokens, salt).tokens as usize, tokens.len() - 1);
         }
-        // What is found is in the mirror.
+        // The mirror has each prefix that lookups find.
         let sequences = self.seqs.values().filter(|seq| !seq.rows.is_empty());
         let mut prompts: Vec<(Vec<Token>, u64)> =
             sequences.map(|seq| (seq.rows.values().map(|row| row.0).collect(), seq.salt)).collect();

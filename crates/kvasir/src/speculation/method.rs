@@ -25,7 +25,7 @@ pub struct DraftMethod {
 }
 
 impl fmt::Debug for DraftMethod {
-    /// The name says all: the addresses of functions differ between processes.
+    /// Only the name: addresses of functions differ between processes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }

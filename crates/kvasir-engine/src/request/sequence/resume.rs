@@ -1,16 +1,16 @@
-//! Takes over the state of a request that another engine ran ([`Resumption`]).
+//! Restores the state of a request that another engine ran ([`Resumption`]).
 
 use crate::request::resumption::Resumption;
 use crate::request::sequence::Sequence;
 use crate::request::timings::Timings;
 
 impl Sequence {
-    /// Takes over the state of a request that another engine ran. `context` is the number of tokens
-    /// that its context may have. Cost: linear in the outputs.
+    /// Restores the state of a request that another engine ran. `context` is the maximum length of
+    /// its context, in tokens. Cost: linear in the outputs.
     pub(crate) fn resume(&mut self, resumption: &Resumption, context: u32) {
         for token in &resumption.outputs {
             self.append(&[*token]);
-            // The other engine shifted the context where it was full.
+            // The other engine shifted its context at the same output.
             if self.outputs_len() >= self.cold.context_left && self.drop_half(context) {
                 self.fit_context(context);
             }

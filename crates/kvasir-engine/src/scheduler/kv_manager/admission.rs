@@ -1,8 +1,8 @@
-//! Admission to the KV cache: `grant` tests whether a waiting request fits and changes nothing;
-//! `admit` carries the grant out and evicts the victims that the test found.
+//! Admission to the KV cache: `grant` tests whether a waiting request fits and selects the victims;
+//! `admit` evicts them and attaches the request's cache sequence.
 //!
-//! A request begins with a hit: its session's retained K/V, the prompt of the sibling that computed
-//! it, or a prefix-cache match.
+//! A request may start from cached K/V, its *hit*: its session's retained K/V, the prompt of the
+//! sibling that computed it, or a prefix-cache match.
 
 use crate::request::sequence::Sequence;
 use crate::scheduler::defer_reason::DeferReason;
@@ -34,7 +34,7 @@ pub(crate) struct Grant {
 /// The cache sequence of a sibling's leader, and the number of prompt tokens to fork from it.
 pub(crate) type Fork = Option<(SeqId, u32)>;
 
-/// What else keeps the KV cache busy.
+/// Other use of the KV cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Activity {
     pub(crate) running: bool,
@@ -54,8 +54,7 @@ impl KvManager {
         if let Some((_, tokens)) = fork {
             return Hit { tokens: tokens.max(self.base), ..Hit::default() };
         }
-        // A prompt that wants log-probabilities skips the prefix cache: cached tokens produce no
-        // logits.
+        // Prompt log-probabilities need logits, which cached tokens do not produce.
         match self.cache.prefix() {
             Ok(prefix) if self.has_prefix && !sequence.wants_scores() => {
                 prefix.lookup(sequence.tokens.gather(), sequence.cold.params.salt)
@@ -70,7 +69,7 @@ impl KvManager {
         self.choose_hit(sequence, fork, u32::MAX).0
     }
 
-    /// Decides the hit of a waiting sequence, at most `limit` tokens: its session's retained K/V if
+    /// Chooses the hit of a waiting sequence, at most `limit` tokens: its session's retained K/V if
     /// that is reusable, else the prefix cache's. Returns the hit and how much of it is retained.
     fn choose_hit(&mut self, sequence: &mut Sequence, fork: Fork, limit: u32) -> (Hit, u32) {
         let found = self.find_prefix(sequence, fork);
@@ -84,7 +83,7 @@ impl KvManager {
     }
 
     /// Admission test: whether the KV slots suffice, and which retained sequences must be evicted.
-    /// Changes nothing but that victim list, which `admit` evicts, and the LRU order of looked-up blocks.
+    /// Changes only the victim list, which `admit` evicts, and the LRU order of looked-up blocks.
     pub(crate) fn grant(
         &mut self,
         sequence: &mut Sequence,
@@ -93,8 +92,8 @@ impl KvManager {
         activity: Activity,
     ) -> Result<Grant, DeferReason> {
         let granted = self.grant_with_hit(sequence, fork, terms, activity);
-        // If only part of a hit is taken over, a cache may count too much of it as in use. With
-        // nothing running, waiting would not help, so the request is tested without the hit.
+        // If only part of a hit is used, a cache may count too many of its slots as in use. With
+        // nothing running, deferring would not help, so the request is tested without the hit.
         let cannot_wait = activity.is_idle() && self.retained.len() > 0;
         if granted.is_err() && cannot_wait && terms.hit_limit > self.base {
             let without = AdmissionTerms { hit_limit: self.base, ..terms };
@@ -148,11 +147,11 @@ impl KvManager {
         })
     }
 
-    /// Carries out a grant: evicts its victims, gives the request a cache sequence with its hit,
-    /// and reserves slots up to the granted length. Returns the hit that was attached.
+    /// Executes a grant: evicts its victims, gives the request a cache sequence with its hit, and
+    /// reserves slots up to the granted length. Returns the hit that was attached.
     ///
-    /// On error nothing has changed: that the cache has a sequence left, or a retained one to close
-    /// for it, is checked before anything is evicted.
+    /// If the cache has no sequence left and no retained one to close, fails before it evicts
+    /// anything.
     pub(crate) fn admit(
         &mut self,
         sequence: &mut Sequence,
@@ -192,8 +191,8 @@ impl KvManager {
     }
 
     /// Limits retained K/V to half of the pool before an admission that needs more than the free
-    /// slots, if recent admissions are of several keys. The excess stays in the prefix cache, where
-    /// LRU eviction treats it like any other prefix.
+    /// slots, if recent admissions are of several keys. The excess stays in the prefix cache and is
+    /// evicted in LRU order like any other prefix.
     fn demote_retained(&mut self, sequence: &Sequence, grant: Grant) {
         self.recent.note(sequence.cold.params.key);
         if !self.has_prefix || !self.recent.are_several() {
@@ -219,8 +218,8 @@ impl KvManager {
     }
 
     /// Attaches a cache hit to a fresh sequence: a fork of the leader, or a prefix-cache match of
-    /// at most `hit.tokens`. Called even for an empty hit, so that the cache learns the prefix the
-    /// sequence will publish.
+    /// at most `hit.tokens`. Called even for an empty hit, so that the cache knows the prefix that
+    /// the sequence will publish.
     fn attach(&mut self, sequence: &mut Sequence, seq: SeqId, fork: Fork, hit: Hit) -> Hit {
         let limit = hit.tokens;
         let attached = match fork.filter(|_| limit > 0) {

@@ -1,11 +1,10 @@
-//! The KV cache and all that decides over its slots: the budget, retained sessions, prefix caching
-//! and compaction.
+//! The KV cache and the state that controls its slots: the budget, retained sessions, prefix
+//! caching and compaction.
 //!
 //! Admission (`admission.rs`) finds slots for a waiting request; `find_space` makes slots available
-//! for a running sequence. Both count against `Budget`, through which every other use of slots goes,
-//! too.
+//! for a running sequence. Both count against `Budget`, as does every other use of slots.
 //!
-//! Knows neither queue nor running list; `Activity` is all that it is told of them.
+//! Depends on neither the queue nor the running list; `Activity` is the only input from them.
 
 pub(crate) mod admission;
 
@@ -39,7 +38,7 @@ pub(crate) struct KvManager {
     base: u32,
     /// Prefix caching is on and the cache has a prefix index.
     has_prefix: bool,
-    /// KV events are recorded.
+    /// Whether KV events are recorded.
     has_events: bool,
     /// Siblings can fork their leader's sequence (blocks of one slot). Used only if the cache has
     /// no prefix index.
@@ -78,11 +77,11 @@ impl KvManager {
         }
     }
 
-    /// Records KV events from now on, beginning with an empty prefix cache.
+    /// Clears the prefix cache and records KV events from now on.
     pub(crate) fn record_events(&mut self) -> Result<(), CacheError> {
         if !self.has_prefix {
             self.cache.prefix()?;
-            return Err(CacheError::BadConfig("KV events need prefix caching, which is off"));
+            return Err(CacheError::BadConfig("KV events need prefix caching, which is disabled"));
         }
         self.cache.prefix()?.record_events()?;
         self.has_events = true;

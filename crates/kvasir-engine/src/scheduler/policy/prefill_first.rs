@@ -98,10 +98,10 @@ impl PrefillFirst {
         }
     }
 
-    /// Size of the next chunk of a prompt with `left` tokens to feed; none if it must wait for the
-    /// next step.
+    /// Size of the next chunk of a prompt with `left` tokens to feed; `None` if it must wait for
+    /// the next step.
     fn chunk(&self, view: &SchedulerView<'_>, entry: u32, left: u32) -> Option<u32> {
-        // The rest of its key's prompt tokens in this step.
+        // Prompt tokens that its key may still feed in this step.
         let share = view.prefill_tokens_left(entry);
         let (budget, empty) = (view.token_budget(), view.scheduled_rows() == 0);
         if share == 0 {
@@ -112,7 +112,8 @@ impl PrefillFirst {
             Chunking::First => (empty || left <= budget.min(share)).then(|| left.min(budget).min(share)),
             // Recomputation after a preemption may exceed one step's budget; only then is it split.
             Chunking::Off if left <= view.limits().max_num_batched_tokens => {
-                // A prompt longer than the whole share runs if it is the key's first of the step.
+                // A prompt longer than the key's whole share runs if it is the key's first in the
+                // step.
                 let is_within_share = left <= share || view.is_first_prompt_of_key(entry);
                 (left <= budget && is_within_share).then_some(left)
             }

@@ -1,9 +1,10 @@
-//! `Announced`: the contents that KV events of a `HashIndex` have announced, with their log.
+//! `Announced`: the block contents of a `HashIndex` that its KV events have announced, and their
+//! log.
 //!
-//! A content is announced while the index can find it: one block or more hold it, and its parent is
-//! announced, too. When the last block of a content goes while blocks that follow it stay, lookups
-//! can no longer reach those (their parent's content number is never reused), so they are removed
-//! with it. Used only while events are recorded.
+//! A content is announced while lookups can reach it: at least one block holds it, and its parent
+//! is announced. When the last block of a content is unpublished before its descendants, lookups
+//! can no longer reach them (their parent's content number is never reused), so the event removes
+//! them with it. Used only while events are recorded.
 
 use crate::blocks::event_log::EventLog;
 use crate::contract::ids::Token;
@@ -17,20 +18,20 @@ pub(crate) const ROOT: u64 = 0;
 
 /// An announced content.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct AnnouncedContent {
     hash: u64,
-    /// Content number of the block before.
+    /// Content number of the parent.
     parent: u64,
-    /// Blocks that hold it.
+    /// Number of blocks that hold it.
     blocks: u32,
-    /// Announced contents that follow it.
+    /// Number of announced contents that follow it directly.
     children: u32,
 }
 
 /// Announced contents by number, and the log of their events.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Announced {
-    contents: HashMap<u64, Known, BuildHasherDefault<DefaultHasher>>,
+    contents: HashMap<u64, AnnouncedContent, BuildHasherDefault<DefaultHasher>>,
     log: EventLog,
 }
 
@@ -39,7 +40,7 @@ impl Announced {
         self.log.begin_publication();
     }
 
-    /// A block has got the content `(number, hash)` after its parent's content number and hash.
+    /// A block with the content `(number, hash)` was published after the parent's content.
     pub(crate) fn on_publish(
         &mut self,
         (number, hash): (u64, u64),
@@ -51,25 +52,25 @@ impl Announced {
             return;
         }
         if parent != ROOT {
-            // A block behind content that lookups no longer reach is not reached either.
-            let Some(above) = self.contents.get_mut(&parent) else { return };
-            above.children += 1;
+            // Lookups do not reach a block whose parent they do not reach.
+            let Some(parent_content) = self.contents.get_mut(&parent) else { return };
+            parent_content.children += 1;
         }
-        self.contents.insert(number, Known { hash, parent, blocks: 1, children: 0 });
+        self.contents.insert(number, AnnouncedContent { hash, parent, blocks: 1, children: 0 });
         self.log.stored(hash, parent_hash, tokens);
     }
 
-    /// A block has lost the content `number`.
+    /// A block with the content `number` was unpublished.
     pub(crate) fn on_unpublish(&mut self, number: u64) {
         let Some(known) = self.contents.get_mut(&number) else { return };
         known.blocks -= 1;
         if known.blocks > 0 {
             return;
         }
-        let Known { hash, parent, children, .. } = *known;
+        let AnnouncedContent { hash, parent, children, .. } = *known;
         self.contents.remove(&number);
-        if let Some(above) = self.contents.get_mut(&parent) {
-            above.children -= 1;
+        if let Some(parent_content) = self.contents.get_mut(&parent) {
+            parent_content.children -= 1;
         }
         let mut removed = vec![hash];
         if children > 0 {
@@ -78,7 +79,7 @@ impl Announced {
         self.log.removed(&removed);
     }
 
-    /// Removes all contents that follow `number`. Linear in all contents; rare, because chains are
+    /// Removes all descendants of `number`. Linear in all contents; rare, because chains are
     /// evicted leaf first.
     fn remove_below(&mut self, number: u64, removed: &mut Vec<u64>) {
         let mut below = HashMap::<u64, Vec<u64>>::new();

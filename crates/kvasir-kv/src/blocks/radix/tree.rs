@@ -44,7 +44,7 @@ struct Node {
     pins: u32,
     /// Logical time of its last use (LRU).
     used_at: u64,
-    /// Block hashes of its pages, while KV events are recorded.
+    /// Block hashes of its pages; empty unless KV events are recorded.
     hashes: Vec<u64>,
 }
 
@@ -432,7 +432,7 @@ impl RadixTree {
         }
     }
 
-    /// Begins to record KV events, from an empty tree.
+    /// Starts recording KV events. The tree must be empty.
     pub(crate) fn record_events(&mut self) {
         self.log.get_or_insert_default();
     }
@@ -444,7 +444,7 @@ impl RadixTree {
         }
     }
 
-    /// An empty tree in place of this one; KV events go on.
+    /// Removes all nodes; KV events continue to be recorded.
     pub(crate) fn clear(&mut self) {
         let mut log = self.log.take();
         log.as_mut().into_iter().for_each(|log| log.cleared());
