@@ -1,6 +1,7 @@
 """aider over `/v1/chat/completions`: a turn that edits a file, and one that continues the conversation.
 
-The argument is the path of the program. aider offers no tools: the scripted model answers an edit block."""
+The argument is the path of the program. aider offers the model no tools, so the scripted model answers with an edit
+block."""
 
 import pathlib
 import subprocess

@@ -20,8 +20,8 @@ BUILT_IN = HERE.parent / "crates/kvasir/kvasir-mini.gguf"
 FILES = [
     "basic", "chat_completion", "compat_anthropic", "compat_oai_responses", "completion", "ctx_shift", "embedding",
     "ignore_eos", "infill", "metrics", "rerank", "security", "slot_save", "speculative", "template", "tokenize"]
-# Loaded by pytest before the tests: no models are fetched, a draft model is the model itself, no text of theirs is
-# expected, and the names of headers may be in any case.
+# pytest loads this plugin before the tests. It fetches no models, drafts with the target model itself, accepts any
+# generated text, and compares header names without case.
 PLUGIN = """
 import os
 
@@ -34,13 +34,13 @@ utils.match_regex = lambda pattern, text: isinstance(text, str)
 make_request = utils.ServerProcess.make_request
 
 
-def make_request_of_any_case(*arguments, **named):
+def make_request_ignoring_header_case(*arguments, **named):
     response = make_request(*arguments, **named)
     response.headers = CaseInsensitiveDict(response.headers)
     return response
 
 
-utils.ServerProcess.make_request = make_request_of_any_case
+utils.ServerProcess.make_request = make_request_ignoring_header_case
 """
 RESULT = re.compile(r"^(PASSED|FAILED|ERROR) unit/(.*?)(?: - .*)?$", re.MULTILINE)
 

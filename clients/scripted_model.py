@@ -9,9 +9,8 @@ model. The file is a GGUF of one Llama layer with the built-in model's tokenizer
    a unit vector. The output matrix maps it to the token that follows in the script.
 
 The server tokenizes, prefills, samples and parses as with any other model. Without a script, the model
-babbles: embeddings and output matrix are random, so nearly every token may follow. It has the tokens of code
-models, for prompts with a suffix. Only the end may not follow:
-all embeddings share a direction, in which its row is negative."""
+babbles: embeddings and output matrix are random, so nearly every token may follow, except the end-of-sequence token:
+all embeddings share a direction, in which its row is negative. This model has fill-in-the-middle tokens."""
 
 import json
 import random

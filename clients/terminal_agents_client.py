@@ -1,8 +1,8 @@
 """Terminal agents over `/v1/chat/completions`, with tools on a scripted model.
 
 `terminal_agents_client.py AGENT PROGRAM` takes a name of `AGENTS` and the path of the program. In the first turn the
-agent runs a command that writes a file; in the second, which continues the session, it reads a file. An agent without
-`later` continues no session outside a terminal: it reads the file in its first turn, after the command."""
+agent runs a command that writes a file; in the second, which continues the session, it reads a file. An agent whose
+`later` is None cannot continue a session outside a terminal: it reads the file in its first turn, after the command."""
 
 import json
 import pathlib
@@ -116,7 +116,7 @@ class Cline:
         entry = {"settings": own, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
         chosen = {"version": 1, "lastUsedProvider": name, "modes": {}, "providers": {name: entry}}
         (settings / "providers.json").write_text(json.dumps(chosen))
-        # Telemetry holds the program for up to 10 s while its proxy refuses it.
+        # Telemetry would delay the end of the program by up to 10 s, as the proxy refuses it.
         (settings / "global-settings.json").write_text(json.dumps({"telemetryOptOut": True}))
         return {}
 
@@ -156,7 +156,7 @@ def main(agent, program):
                 output = run("second turn", [program, *later, "What is in the note?"], work, environment)
             check(f"last answer: {output}", SECOND_ANSWER in output)
             answers = len(replies) - agent.canned_answers
-            check("every answer", server.counted("request_success_total") >= answers)
+            check("the server completed every answer", server.counted("request_success_total") >= answers)
 
 
 if __name__ == "__main__":

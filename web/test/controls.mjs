@@ -6,7 +6,7 @@ import { answers, ask, nodes, ready, records, rest, set } from "./chat.mjs";
 import { echo, give, listed, menu, openItem, openSidebar, said } from "./conversations.mjs";
 import { chunk, eventsOf, mock, sse, unmock } from "./responses.mjs";
 
-/** Answers with these deltas, one at each call of the function that it gives, which then also ends the answer. */
+/** Mocks an answer of these deltas. Each call of the returned function sends one, and one more call ends the answer. */
 async function steps(page, deltas) {
   await page.evaluate(([begun, ...left]) => {
     const { fetch } = globalThis, encoder = new TextEncoder();

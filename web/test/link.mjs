@@ -91,18 +91,18 @@ export async function killed({ page, shot }) {
   }
 }
 
-/** Lets the server keep responses that the page deletes, for `whole`. */
+/** Blocks the page's deletions of responses, so that `matchesServer` can read them. */
 export const keepResponses = (page) => page.context().route("**/v1/responses/*", (route) => (route.request().method() === "DELETE" ? route.fulfill({ json: {} }) : route.continue()));
 
-/** Numbers of the events behind which answers were picked up. */
-function resumed(page) {
+/** Event numbers after which the page resumes streams, collected from now on. */
+function resumePoints(page) {
   const after = [];
   page.on("request", (request) => { if (/\/v1\/responses\/resp_\w+\?stream=true/.test(request.url())) after.push(new URL(request.url()).searchParams.get("starting_after")); });
   return after;
 }
 
-/** Asserts that the newest answer is what the server has of it: no gap, and nothing twice. */
-export async function whole(page, tokens) {
+/** Asserts that the newest answer equals the server's copy (no gap, no repeated text) and has this many tokens. */
+export async function matchesServer(page, tokens) {
   const [newest] = (await records(page)).sort((a, b) => b.updated - a.updated), { message, meta } = newest.tree.nodes.at(-1);
   const output = await page.evaluate(async (id) => {
     const headers = { Authorization: `Bearer ${sessionStorage.getItem("kvasir-key")}` };
@@ -112,9 +112,9 @@ export async function whole(page, tokens) {
   assert.deepEqual([meta.usage.completion_tokens, meta.stopped, meta.error], [tokens, undefined, undefined]);
 }
 
-/** A reload in the middle of an answer picks it up behind the last event; one before its first token loses nothing. */
+/** A reload in the middle of an answer resumes it after the last event; one before its first token loses nothing. */
 export async function reloaded({ page, address, shot }) {
-  const sent = sentBy(page), after = resumed(page);
+  const sent = sentBy(page), after = resumePoints(page);
   await keepResponses(page);
   await page.goto(address);
   await ready(page);
@@ -128,7 +128,7 @@ export async function reloaded({ page, address, shot }) {
     await page.waitForSelector(".composer.busy");
     await shot("picked-up-after-reload");
     await rest(page);
-    await whole(page, 80);
+    await matchesServer(page, 80);
     if (length) assert.deepEqual([sent.length - count, Number(after.at(-1)) > 5], [0, true], "it is not requested again");
     assert.match(await page.locator(".msg.assistant .meta").last().innerText(), /^80 tokens · [\d.]+ tok\/s · first after \d+ ms/);
     assert.equal((await answers(page)).length, 1, "no answer is duplicated");
@@ -142,7 +142,7 @@ export async function reloaded({ page, address, shot }) {
   await page.keyboard.press("Escape");
   assert.equal((await (await canceled).json()).status, "cancelled");
   await rest(page);
-  // A damaged entry of answers in progress stops nothing.
+  // A damaged `kvasir-answering` entry does not keep the page from loading.
   for (const damaged of ["{", "null", "5", '[null, {"record": 5}, {"record": {"id": "x"}, "node": 1}]']) {
     await page.evaluate((damaged) => addEventListener("pagehide", () => sessionStorage.setItem("kvasir-answering", damaged)), damaged);
     await page.reload();
@@ -152,9 +152,9 @@ export async function reloaded({ page, address, shot }) {
   }
 }
 
-/** A connection that breaks is opened again behind the last event. */
+/** After a lost connection the page resumes the stream after the last event. */
 export async function reconnected({ page, address }) {
-  const after = resumed(page);
+  const after = resumePoints(page);
   await keepResponses(page);
   await page.goto(address);
   await ready(page);
@@ -166,7 +166,7 @@ export async function reconnected({ page, address }) {
   await page.context().setOffline(false);
   await rest(page);
   assert.equal(after.length, 1);
-  await whole(page, 80);
+  await matchesServer(page, 80);
 }
 
 /** A suspended process keeps its connections open, like a machine without power. */
@@ -200,7 +200,7 @@ export async function continued({ page, address }) {
   await page.goto(address);
   await set(page, "temperature", "0");
   let cut = true;
-  // The server does not know the answer of which this was the beginning.
+  // The stream ends early, and the server does not know this mocked response.
   await page.route(ANSWERS, (route) => {
     if (!cut) return route.continue();
     cut = false;

@@ -95,7 +95,7 @@ async function tests() {
   await run("a question that does not fit stays in its tab", context.tabs, { at: small, expected: /40[01]/ });
   await run("only MathML enters the page", text.hostileMath, { expected: /401|inline event handler/ });
   await run("a conversation is whole while an answer is awaited", tabs.torn);
-  await run("one of two tabs runs the calls of an answer", tabs.ended);
+  await run("only one of two tabs runs the tool calls of an answer", tabs.ended);
   await run("a reset is undone where it was made", controls.resetElsewhere);
   await run("a late result of a call is refused", controls.lateResult);
   await run("what is wrong is refused in words", controls.refusals);
@@ -125,16 +125,16 @@ async function tests() {
   await run("the report of a benchmark has tables, phone", trace.report, { size: "phone", colorScheme: "dark" });
 }
 
-/** What mostly waits, for slow steps or a server that is away: it runs beside the other tests. */
+/** Tests that mostly wait, for slow steps or an unreachable server. They run concurrently with `tests`. */
 async function waitingTests() {
   await run("an answer is stopped", chat.stopped, { at: slow });
   await run("an answer is stopped, phone", chat.stopped, { at: slow, size: "phone", colorScheme: "dark" });
   await run("an answer goes on beside another conversation", conversations.beside, { at: slow });
   await run("an answer goes on beside another conversation, phone", conversations.beside, { at: slow, size: "phone", colorScheme: "dark" });
-  await run("a reload in the middle of an answer picks it up", link.reloaded, { at: slow });
-  await run("a broken connection is opened again", link.reconnected, { at: slow, expected: /401|net::ERR_/ });
+  await run("a reload in the middle of an answer resumes it", link.reloaded, { at: slow });
+  await run("a stream resumes after a lost connection", link.reconnected, { at: slow, expected: /401|net::ERR_/ });
   await run("two tabs write one conversation", tabs.shared, { at: slow, expected: /401|404/ });
-  await run("an answer is picked up from a closed tab", tabs.leftTab, { at: slow });
+  await run("another tab resumes the answer of a closed tab", tabs.leftTab, { at: slow });
   await run("sessions end with their tab", tabs.closedTab, { at: slow, key: "other-key" });
   await run("a server that stands still is noticed", link.frozen, { expected: /401|net::ERR_/ });
   for (const [size, colorScheme] of PAIRS) {

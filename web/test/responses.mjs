@@ -1,18 +1,18 @@
-// Answers of the server in place of the model's: events of `/v1/responses`, and routes that send them.
+// Mocked answers: event streams of `/v1/responses`, and Playwright routes that send them.
 
-/** The route that begins an answer. */
+/** URL pattern of the request that begins an answer. */
 export const ANSWERS = "**/v1/responses";
-/** Those of begun answers: their events from any on, `cancel`, and `DELETE`. */
-const BEGUN = "**/v1/responses/**";
+/** URL pattern of requests for an existing answer: its events, `cancel`, and `DELETE`. */
+const EXISTING = "**/v1/responses/**";
 
-let made = 0;
+let mockCount = 0;
 
-/** One piece of an answer, as a delta of a chat; `more` has its `logprobs` and `finish_reason`. */
+/** One piece of an answer, in the form of a chat completion delta; `more` has its `logprobs` and `finish_reason`. */
 export const chunk = (delta, more = {}) => ({ delta, ...more });
 
-/** The events of an answer of these pieces, as texts; `{usage}` may be the last. */
+/** The server-sent events of an answer of these pieces, one text each; the last piece may be `{usage}`. */
 export function eventsOf(...pieces) {
-  const id = `resp_mock${++made}`, events = [{ type: "response.created", response: { id, status: "in_progress" } }];
+  const id = `resp_mock${++mockCount}`, events = [{ type: "response.created", response: { id, status: "in_progress" } }];
   let usage, finish;
   for (const { delta = {}, logprobs, finish_reason: reason, usage: counted } of pieces) {
     finish = reason ?? finish;
@@ -31,27 +31,27 @@ export function eventsOf(...pieces) {
 
 export const eventStream = (texts) => ({ status: 200, contentType: "text/event-stream", body: texts.join("") });
 
-/** Server-sent events as a route can answer with. */
+/** The event stream of an answer of these pieces, for `route.fulfill`. */
 export const sse = (...pieces) => eventStream(eventsOf(...pieces));
 
-/** An answer that fails at once. */
+/** The event stream of an answer that fails before its first token. */
 export function failing(message) {
   const [created, last] = eventsOf();
   return eventStream([created, last.replaceAll("response.completed", "response.failed").replace('"response":{', `"response":{"error":${JSON.stringify({ code: "server_error", message })},`)]);
 }
 
-/** Lets `answer(route)` take requests for answers. The server knows nothing of these. */
+/** Routes requests for answers to `answer(route)`; the server never sees them. */
 export async function mock(page, answer) {
-  await page.route(BEGUN, (route) => route.fulfill({ json: {} }));
+  await page.route(EXISTING, (route) => route.fulfill({ json: {} }));
   await page.route(ANSWERS, answer);
 }
 
 export async function unmock(page) {
-  await page.unroute(BEGUN);
+  await page.unroute(EXISTING);
   await page.unroute(ANSWERS);
 }
 
-/** Bodies of the requests for answers from now on. */
+/** Bodies of the requests for answers, collected from now on. */
 export function sentBy(page) {
   const sent = [];
   page.on("request", (request) => { if (request.method() === "POST" && request.url().endsWith("/v1/responses")) sent.push(request.postDataJSON()); });

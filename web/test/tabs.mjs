@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { accessible } from "./axe.mjs";
 import { answers, ask, nodes, ready, records, rest, set } from "./chat.mjs";
-import { keepResponses, whole } from "./link.mjs";
+import { keepResponses, matchesServer } from "./link.mjs";
 import { downloaded, echo, give, listed, menu, openItem, openSidebar, said } from "./conversations.mjs";
 import { chunk, mock, sse, unmock } from "./responses.mjs";
 
@@ -127,7 +127,7 @@ export async function shared({ page, address, shot }) {
   await third.close();
 }
 
-/** An answer whose tab is closed is picked up by a tab that shows it then, or later. */
+/** The answer of a closed tab is resumed by a tab that shows it at that time or later. */
 export async function leftTab({ page, address, shot }) {
   await page.goto(address);
   await ready(page);
@@ -151,11 +151,11 @@ export async function leftTab({ page, address, shot }) {
     await shot("picked-up-from-tab");
     await rest(page);
     await page.waitForSelector(".msg.assistant .meta");
-    await whole(page, 80);
+    await matchesServer(page, 80);
   }
 }
 
-/** Of two tabs that follow one answer to its end, the first runs its calls. */
+/** If two tabs stream one answer to its end, only the first may run its tool calls. */
 export async function ended({ page, address }) {
   await page.goto(address);
   await ready(page);

@@ -65,7 +65,7 @@ fn agents(fleet: &Fleet, requests: u64, rate: f64) -> Report {
 }
 
 #[test]
-fn every_route_answers_all_requests_the_same_way_twice() {
+fn every_route_completes_all_requests_deterministically() {
     for &route in Route::ALL {
         let fleet = Fleet::new(3, route);
         let report = agents(&fleet, 200, 40.0);
@@ -90,7 +90,7 @@ fn prefix_routing_halves_the_time_to_first_token_of_round_robin() {
 }
 
 #[test]
-fn a_session_keeps_its_prefix_on_its_replica() {
+fn prefix_and_session_routing_raise_the_hit_rate_of_sessions() {
     let report = |route| {
         let params = params(600, 20.0);
         Fleet::new(4, route).run(&mut AgentSessions::new(params, AgentProfile::INTERACTIVE))

@@ -41,21 +41,19 @@ pub(crate) struct Parsed {
 }
 
 impl Cli {
-    /// Parses arguments, the program's name first, with those of an options file. Ends the process for
-    /// `--help` and `--version`.
+    /// Parses arguments (the program's name first) and merges those of an options file. Exits the
+    /// process for `--help`, `--version` and a command without its subcommand.
     pub(crate) fn parse_arguments(arguments: Vec<OsString>) -> Result<Parsed, Failure> {
         let arguments = translate(&Self::command(), arguments)?;
         let arguments = with_file(Self::command(), arguments)?;
         let matches = match help::arranged(Self::command()).try_get_matches_from(arguments) {
             Ok(matches) => matches,
             // A command with subcommands prints their list.
-            Err(answer) if answer.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                answer.exit()
+            Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
+            Err(error) if error.use_stderr() => {
+                return Err(Failure::usage(one_line(&error.to_string())));
             }
-            Err(answer) if answer.use_stderr() => {
-                return Err(Failure::usage(one_line(&answer.to_string())));
-            }
-            Err(answer) => answer.exit(),
+            Err(error) => error.exit(),
         };
         let cli = Self::from_arg_matches(&matches).map_err(|e| Failure::usage(one_line(&e.to_string())))?;
         Ok(Parsed { cli, matches })

@@ -1,4 +1,5 @@
-//! Startup shared by `serve`, its workers and `chat`: loads the model, builds the engine and the HTTP app.
+//! Startup shared by `serve`, its workers and `chat`: loads the model, builds the engine or the
+//! fleet, and the HTTP app.
 
 use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
@@ -33,7 +34,7 @@ use std::{
     time::Duration,
 };
 
-/// Receives predictions.
+/// Receives the forecast of memory and speed.
 pub(crate) type OnForecast = Box<dyn Fn(&Forecast)>;
 
 /// Service configuration.
@@ -84,7 +85,7 @@ impl Service {
     }
 }
 
-/// An engine that is ready to serve, and what its users must know of it.
+/// An engine that is ready to serve, with its loaded model, facts and setup.
 pub(crate) struct ReadyEngine {
     pub(crate) engine: Engine<AnyExecutor>,
     pub(crate) loaded: LoadedModel,
@@ -93,7 +94,7 @@ pub(crate) struct ReadyEngine {
     pub(crate) setup: Map<String, Value>,
 }
 
-/// Facts about an engine.
+/// Facts about an engine; a worker sends them to the server process as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EngineFacts {
     pub(crate) backend: Cow<'static, str>,
@@ -105,12 +106,12 @@ pub(crate) struct EngineFacts {
     pub(crate) max_len: u32,
     /// Name of the K/V data type, and bytes of a slot, with those of a draft model.
     pub(crate) kv: (String, usize),
-    /// What computes, as text.
+    /// Text for the log: number of threads and activation precision, or the name of the backend.
     pub(crate) arithmetic: String,
 }
 
 impl ReadyEngine {
-    /// Loads an opened model and builds its engine; `share` is its part of the free memory.
+    /// Loads an opened model and builds its engine, with a warm-up if `warms_up`.
     pub(crate) fn new(
         model: &ModelArgs,
         opened: OpenedModel,
@@ -171,7 +172,7 @@ impl Started {
         service: Service,
     ) -> Result<Self, Failure> {
         let config = options.config()?;
-        let (opened, name) = opened(model, name, &config, &service)?;
+        let (opened, name) = open_model(model, name, &config, &service)?;
         if service.needs_template {
             sampling_args.check_template(&opened, &name)?;
         }
@@ -195,7 +196,7 @@ impl Started {
             progress
         });
         let hidden = loaded.tells_hidden();
-        let served = served(
+        let served = build_model(
             name.clone(),
             &loaded.opened,
             hidden,
@@ -216,7 +217,7 @@ impl Started {
         Ok(Self { app, name, facts, prefill })
     }
 
-    /// Starts worker processes that load the model, and a front over them.
+    /// Starts worker processes, each of which loads the model, and the HTTP app in front of them.
     pub(crate) fn fleet(
         model: &ModelArgs,
         name: Option<&str>,
@@ -226,7 +227,7 @@ impl Started {
         service: Service,
     ) -> Result<Self, Failure> {
         let config = options.config()?;
-        let (opened, name) = opened(model, name, &config, &service)?;
+        let (opened, name) = open_model(model, name, &config, &service)?;
         let Service { access, allowed, reports, names, timeout, rules, defaults, kv_events, .. } = service;
         let observer = ReplicaObserver::new(fleet.replicas as usize, timeout);
         let (counted, logged) = (observer.clone(), reports.clone());
@@ -238,8 +239,8 @@ impl Started {
             identity,
             kv_events,
             on_counters: Box::new(move |replica, counters| counted.update(replica, counters)),
-            on_log: Box::new(move |is_wrong, line| {
-                let level = if is_wrong { Level::Warn } else { Level::Info };
+            on_log: Box::new(move |is_warning, line| {
+                let level = if is_warning { Level::Warn } else { Level::Info };
                 log(&logged, level, line, Vec::new());
             }),
         });
@@ -248,7 +249,7 @@ impl Started {
         let facts: EngineFacts = serde_json::from_str(&more).map_err(Failure::failed)?;
         let facts = EngineFacts { slots, max_len, ..facts };
         let hidden = !model.compute().is_simulated();
-        let served = served(name.clone(), &opened, hidden, sampling_args, defaults.as_ref(), max_len)?;
+        let served = build_model(name.clone(), &opened, hidden, sampling_args, defaults.as_ref(), max_len)?;
         let replicas = Arc::new(started.handle());
         let parts = FleetParts { serving: Box::new(started), replicas, cut_obstacle, metrics: observer };
         let all = slots.saturating_mul(fleet.replicas);
@@ -265,15 +266,15 @@ pub(crate) fn record_kv_events(engine: &mut Engine<AnyExecutor>, option: &str) -
     recorded.map_err(|error| Failure::usage(format!("{option}: {error}")))
 }
 
-/// How a fleet is started.
+/// Number of workers, routing policy, and the command that starts a worker.
 pub(crate) struct FleetStart {
     pub(crate) replicas: u32,
     pub(crate) route: Route,
     pub(crate) command: WorkerCommand,
 }
 
-/// Opens the model, and reports what is predicted of it. Returns its public name, too.
-fn opened(
+/// Opens the model and reports its forecast. Returns the model and its public name.
+fn open_model(
     model: &ModelArgs,
     name: Option<&str>,
     config: &EngineConfig,
@@ -289,7 +290,7 @@ fn opened(
     Ok((opened, name.map_or_else(|| model.name(), str::to_owned)))
 }
 
-/// What a worker and its front must agree on.
+/// Identity that the server process compares with a worker's: version, model and options.
 pub(crate) fn identity(opened: &OpenedModel, model: &ModelArgs, options: &Options) -> Identity {
     let mut hasher = DefaultHasher::new();
     format!("{model:?} {options:?}").hash(&mut hasher);
@@ -300,12 +301,12 @@ pub(crate) fn identity(opened: &OpenedModel, model: &ModelArgs, options: &Option
     }
 }
 
-/// Builds the served model from the opened one. `tells_hidden` says whether its engine returns hidden
+/// Builds the served model from the opened one. `returns_hidden`: whether its engine returns hidden
 /// states.
-pub(crate) fn served(
+pub(crate) fn build_model(
     name: String,
     opened: &OpenedModel,
-    tells_hidden: bool,
+    returns_hidden: bool,
     sampling_args: &SamplingArgs,
     defaults: Option<&SamplingDefaults>,
     max_len: u32,
@@ -317,7 +318,7 @@ pub(crate) fn served(
         max_len,
         max_new_tokens: sampling_args.max_new_tokens(opened)?,
         context_shift: sampling_args.shifts_context(),
-        hidden: tells_hidden.then_some(program.hidden as u32),
+        hidden: returns_hidden.then_some(program.hidden as u32),
         eos: opened.eos(),
         sampling: defaults.map_or(sampling, |defaults| defaults.applied_to(sampling)),
         seed: defaults.and_then(SamplingDefaults::seed),

@@ -20,7 +20,7 @@ use std::{
 };
 
 /// The invocation of each command that its rows add to.
-const BASES: [(&str, &str); 23] = [
+const BASES: [(&str, &str); 24] = [
     ("chat", "chat --prompt hi --json --max-tokens 6 --seed 1"),
     ("run", "run kvasir-mini hi --json --max-tokens 6 --seed 1"),
     ("models", "models --models-dir ."),
@@ -44,6 +44,7 @@ const BASES: [(&str, &str); 23] = [
     ("template", "template --template chat.jinja < chat.json"),
     ("tokenize", "tokenize < text.txt"),
     ("pull", "pull"),
+    ("worker", "worker"),
 ];
 
 /// Commands whose reports hold the resolved configuration.
@@ -267,6 +268,9 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("serve", "context-shift", "@ serve/full_context.rs"),
     ("serve", "max-priority", "? --order priority | --max-priority 3"),
     ("serve", "max-connections-per-peer", "| --max-connections-per-peer 0"),
+    ("worker", "directory", "? --replica | --directory ."),
+    ("worker", "replica", "? --directory | --replica 0"),
+    ("worker", "generation", "? --directory | --generation 0"),
     ("serve", "dp", "@ serve/fleet.rs"),
     ("serve", "route", "? --dp | --route prefix"),
     ("serve", "open-health", "| --open-health=no"),

@@ -91,7 +91,7 @@ fn usage_errors_are_one_line_and_leave_no_file() {
 }
 
 #[test]
-fn replicas_refuse_what_one_engine_has_by_name() {
+fn invalid_options_of_replicas_are_usage_errors() {
     let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-replicas");
     let stepped = folder.join("stepped.json");
     let request = r#"{"prompt_len": 9, "max_tokens": 3, "arrival_step": 4}"#;
@@ -117,7 +117,7 @@ fn replicas_refuse_what_one_engine_has_by_name() {
 }
 
 #[test]
-fn replicas_are_listed_and_counted() {
+fn reports_list_each_replica() {
     let all = "--workload interactive-agents --requests 40 --replicas 3 --route session";
     let args: Vec<&str> = all.split(' ').collect();
     let text = String::from_utf8(sim(&args).stdout).unwrap();

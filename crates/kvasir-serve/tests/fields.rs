@@ -415,7 +415,13 @@ fn unknown_fields_are_named_or_refused() {
 
 #[test]
 fn every_endpoint_with_a_body_has_its_table() {
-    let no_body = ["/v1/sessions/{id}/keep", "/v1/responses/{id}/cancel", "/slots/{id}"];
+    let no_body = [
+        "/v1/sessions/{id}/keep",
+        "/v1/responses/{id}/cancel",
+        "/v1/admin/replicas/{id}/drain",
+        "/v1/admin/replicas/{id}/restart",
+        "/slots/{id}",
+    ];
     for endpoint in ENDPOINTS {
         let takes_body = match endpoint.path {
             "/api/delete" => true,

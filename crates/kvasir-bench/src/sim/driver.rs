@@ -1,15 +1,15 @@
-//! The event loop of a simulation: arrivals and the turns of all replicas in one order of time.
+//! The discrete-event loop of a simulation: arrivals and replicas' turns in order of time.
 //!
 //! 1. The earliest event is an arrival or the turn of a replica. An arrival is routed and queued; it
 //!    wakes its replica.
-//! 2. The turn of a replica first delivers what its last step brought: completions release the
+//! 2. The turn of a replica first delivers the results of its last step: completions release the
 //!    router's charges and may add follow-up requests, KV events reach the router.
 //! 3. Then `Engine::step` schedules, and the cost device advances the replica's clock by the step's
 //!    modeled time. The replica's next turn is at that time.
 //! 4. A replica with nothing to run has no turn until a request arrives.
 //!
-//! The router therefore knows of a step when it has ended, and a request that arrives while a step
-//! runs is scheduled with the next.
+//! The router therefore sees the results of a step only once it has ended. A request that arrives
+//! while a step runs is scheduled with the next one.
 
 use crate::sim::replica::{Replica, SimulatedReplica};
 use crate::sim::replica_report::ReplicaReport;
@@ -53,14 +53,14 @@ impl Ord for PendingArrival {
 }
 
 /// Consecutive turns without a step after which the run counts as stuck.
-const PATIENCE: u32 = 1_000_000;
+const MAX_STALLED_TURNS: u32 = 1_000_000;
 /// Clock advance in nanoseconds when only the passage of time can unblock a request.
-const NAP: u64 = 1_000_000;
+const RETRY_NS: u64 = 1_000_000;
 /// Bound on requests admitted between two steps and on the queues of all replicas.
 ///
 /// Further requests stay in the workload, so that a burst of any size takes little memory and can
 /// be interrupted.
-const MOST_WAITING: usize = 1 << 17;
+const MAX_WAITING: usize = 1 << 17;
 
 /// The state of a run.
 pub(crate) struct Driver<'a> {
@@ -70,19 +70,23 @@ pub(crate) struct Driver<'a> {
     turns: BinaryHeap<Reverse<(Nanos, usize)>>,
     workload: &'a mut dyn Workload,
     /// The workload's next request, peeked but not yet due.
-    ahead: Option<Job>,
-    coming: BinaryHeap<Reverse<PendingArrival>>,
+    next_job: Option<Job>,
+    /// Requests that completions have added.
+    follow_ups: BinaryHeap<Reverse<PendingArrival>>,
+    /// Number of follow-up requests so far, which breaks ties of due times.
     order: u64,
     count: Arc<Mutex<Count>>,
     pub(crate) names: Vec<(u64, String)>,
+    /// Share of requests, in thousandths, whose client disconnects.
     aborts: u32,
     rng: WorkloadRng,
     /// Steps of all replicas.
     steps: u64,
     ended: u64,
-    /// Requests in the queues of all replicas, and the most of them.
+    /// Requests in the queues of all replicas.
     waiting: usize,
-    most_waiting: usize,
+    /// Bound on `waiting`.
+    max_queued: usize,
     /// Time of the newest event.
     now: Nanos,
 }
@@ -96,19 +100,19 @@ impl<'a> Driver<'a> {
         (aborts, seed): (u32, u64),
     ) -> Self {
         let replicas: Vec<SimulatedReplica> = replicas.into_iter().map(SimulatedReplica::new).collect();
-        // One replica needs no hashes.
+        // One replica needs no routing by prefix, so no prompt is hashed.
         let route = if replicas.len() == 1 { Route::RoundRobin } else { route };
         let core = replicas.first().map(|replica| replica.engine.core());
         let block_size = core.map_or(1, |core| core.cache().shape().block_size);
-        let most_waiting = core.map_or(0, |core| core.limits().max_waiting as usize).min(MOST_WAITING);
+        let max_queued = core.map_or(0, |core| core.limits().max_waiting as usize).min(MAX_WAITING);
         let config = RouterConfig { block_size, ..RouterConfig::new(route) };
         Self {
             router: Router::new(config, replicas.len()),
             replicas,
             turns: BinaryHeap::new(),
-            ahead: workload.next(),
+            next_job: workload.next(),
             workload,
-            coming: BinaryHeap::new(),
+            follow_ups: BinaryHeap::new(),
             order: 0,
             count,
             names: Vec::new(),
@@ -117,7 +121,7 @@ impl<'a> Driver<'a> {
             steps: 0,
             ended: 0,
             waiting: 0,
-            most_waiting,
+            max_queued,
             now: 0,
         }
     }
@@ -131,7 +135,7 @@ impl<'a> Driver<'a> {
         self.replicas.iter().map(|replica| replica.clock.now()).max().unwrap_or(self.now)
     }
 
-    /// What each replica did in `time` nanoseconds; empty for one replica.
+    /// Report of each replica after `time` simulated nanoseconds; empty for one replica.
     pub(crate) fn reports(&self, time: Nanos) -> Vec<ReplicaReport> {
         let report = |replica: &SimulatedReplica| {
             let busy = replica.engine.executor().spent().busy_ns as f64;
@@ -144,13 +148,13 @@ impl<'a> Driver<'a> {
 
     /// Runs to the end; returns why the run stopped early, if it did.
     pub(crate) fn drive(&mut self, progress: &mut dyn FnMut(u64, Nanos) -> bool) -> Option<String> {
-        let mut held = 0;
+        let mut stalled_turns = 0;
         loop {
             let turn = self.turns.peek().map(|Reverse((at, _))| *at);
             match (self.next_arrival(), turn) {
                 (Some(at), turn) if turn.is_none_or(|turn| at < turn) => {
                     self.now = self.now.max(at);
-                    if let Err(why) = self.let_in() {
+                    if let Err(why) = self.admit_due() {
                         return Some(why);
                     }
                 }
@@ -159,14 +163,14 @@ impl<'a> Driver<'a> {
                     if let Err(why) = self.turn() {
                         return Some(why);
                     }
-                    held = if self.steps > before { 0 } else { held + 1 };
+                    stalled_turns = if self.steps > before { 0 } else { stalled_turns + 1 };
                 }
-                (_, None) => match self.ahead.as_ref().map(|job| job.at) {
+                (_, None) => match self.next_job.as_ref().map(|job| job.at) {
                     // Without a step the step count cannot advance, so a request due before a later
                     // step is admitted now.
                     Some(At::Step(step)) => {
                         self.steps = self.steps.max(step);
-                        if let Err(why) = self.let_in() {
+                        if let Err(why) = self.admit_due() {
                             return Some(why);
                         }
                     }
@@ -176,7 +180,7 @@ impl<'a> Driver<'a> {
             if !progress(self.ended, self.now) {
                 return Some("interrupted".into());
             }
-            if held > PATIENCE {
+            if stalled_turns > MAX_STALLED_TURNS {
                 return Some("requests wait and no step runs".into());
             }
         }
@@ -184,15 +188,15 @@ impl<'a> Driver<'a> {
 
     /// Due time of the next request that has one, unless the queues are full.
     fn next_arrival(&self) -> Option<Nanos> {
-        if self.waiting >= self.most_waiting {
+        if self.waiting >= self.max_queued {
             return None;
         }
         self.next_time()
     }
 
     fn next_time(&self) -> Option<Nanos> {
-        let follow = self.coming.peek().map(|Reverse(coming)| coming.at);
-        let first = self.ahead.as_ref().and_then(|job| match job.at {
+        let follow = self.follow_ups.peek().map(|Reverse(arrival)| arrival.at);
+        let first = self.next_job.as_ref().and_then(|job| match job.at {
             At::Time(at) => Some(at),
             At::Step(_) => None,
         });
@@ -200,14 +204,14 @@ impl<'a> Driver<'a> {
     }
 
     /// Admits all due requests up to the queue bound.
-    fn let_in(&mut self) -> Result<(), String> {
-        for _ in 0..self.most_waiting {
-            if self.waiting >= self.most_waiting {
+    fn admit_due(&mut self) -> Result<(), String> {
+        for _ in 0..self.max_queued {
+            if self.waiting >= self.max_queued {
                 break;
             }
             let now = self.now;
-            let follow = self.coming.peek().map(|Reverse(coming)| coming.at).filter(|at| *at <= now);
-            let first = match self.ahead.as_ref().map(|job| job.at) {
+            let follow = self.follow_ups.peek().map(|Reverse(arrival)| arrival.at).filter(|at| *at <= now);
+            let first = match self.next_job.as_ref().map(|job| job.at) {
                 Some(At::Time(at)) if at <= now && follow.is_none_or(|follow| at <= follow) => true,
                 Some(At::Step(step)) => step <= self.steps,
                 _ => false,
@@ -215,9 +219,9 @@ impl<'a> Driver<'a> {
             let job = match (first, follow) {
                 (true, _) => {
                     let next = self.workload.next();
-                    std::mem::replace(&mut self.ahead, next)
+                    std::mem::replace(&mut self.next_job, next)
                 }
-                (false, Some(_)) => self.coming.pop().map(|Reverse(coming)| coming.job),
+                (false, Some(_)) => self.follow_ups.pop().map(|Reverse(arrival)| arrival.job),
                 (false, None) => break,
             };
             if let Some(job) = job {
@@ -237,8 +241,8 @@ impl<'a> Driver<'a> {
             self.names.push((job.tag, name.to_owned()));
         }
         let length = job.max_tokens.max(1);
-        let leaves = self.aborts > 0 && self.rng.between(1, 1000) <= self.aborts;
-        let abort_after = job.abort_after.or(leaves.then(|| self.rng.between(0, length - 1)));
+        let disconnects = self.aborts > 0 && self.rng.between(1, 1000) <= self.aborts;
+        let abort_after = job.abort_after.or(disconnects.then(|| self.rng.between(0, length - 1)));
         let prompt = job.prompt.tokens();
         let session = job.session.map(SessionId);
         let charge = self.router.pick(&RouteRequest { session, ..RouteRequest::new(&prompt, 0) });
@@ -265,7 +269,7 @@ impl<'a> Driver<'a> {
             self.turns.push(Reverse((replica.clock.now(), index)));
         }
         match replica.engine.core_mut().add(request, arrived) {
-            Ok(id) => replica.entered(id, abort_after, charge),
+            Ok(id) => replica.track(id, abort_after, charge),
             // A refusal is delivered as the request's last event.
             Err(_) => self.router.release(charge),
         }
@@ -273,7 +277,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// The turn of the replica that is next: delivers its results, then runs a step.
+    /// Runs the earliest turn: delivers the replica's results, then runs a step.
     fn turn(&mut self) -> Result<(), String> {
         let Some(Reverse((at, index))) = self.turns.pop() else { return Ok(()) };
         self.now = at;
@@ -283,20 +287,20 @@ impl<'a> Driver<'a> {
             return Ok(());
         }
         self.replicas[index].is_scheduled = true;
-        self.let_in()?;
+        self.admit_due()?;
         let replica = &mut self.replicas[index];
         let before = replica.waiting();
         let turn = replica.step(&self.count);
         self.waiting = self.waiting + replica.waiting() - before;
-        let came = std::mem::take(&mut replica.has_arrivals);
+        let had_arrivals = std::mem::take(&mut replica.has_arrivals);
         let now = replica.clock.now();
         let next = match turn {
-            Err(why) => return self.lose(index, why),
+            Err(why) => return self.mark_lost(index, why),
             Ok(Turn::Ran) => {
                 self.steps += 1;
                 Some(now)
             }
-            Ok(_) if came => Some(now),
+            Ok(_) if had_arrivals => Some(now),
             Ok(turn) => self.after_no_step(turn, now),
         };
         let replica = &mut self.replicas[index];
@@ -310,24 +314,24 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Time of the next turn of a replica that had none to run at `now`; `None` until a request
-    /// arrives.
+    /// Time of a replica's next turn, after one at `now` that ran no step. `None`: the replica
+    /// idles until a request arrives.
     fn after_no_step(&mut self, turn: Turn, now: Nanos) -> Option<Nanos> {
         if turn == Turn::Idle {
             return None;
         }
-        match (self.ahead.as_ref().map(|job| job.at), self.next_time()) {
+        match (self.next_job.as_ref().map(|job| job.at), self.next_time()) {
             (Some(At::Step(step)), None) if self.turns.is_empty() => {
                 self.steps = self.steps.max(step);
                 Some(now)
             }
-            (_, Some(at)) if at > now => Some(at.min(now + NAP)),
-            _ => Some(now + NAP),
+            (_, Some(at)) if at > now => Some(at.min(now + RETRY_NS)),
+            _ => Some(now + RETRY_NS),
         }
     }
 
-    /// Takes a replica whose device is lost out of service. The only one ends the run.
-    fn lose(&mut self, index: usize, why: String) -> Result<(), String> {
+    /// Takes a replica whose device is lost out of service. Fails if no other replica is left.
+    fn mark_lost(&mut self, index: usize, why: String) -> Result<(), String> {
         let replica = &mut self.replicas[index];
         replica.report.lost = true;
         replica.is_scheduled = true;
@@ -341,7 +345,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Delivers the results of a replica's last step to router, counters and workload.
+    /// Delivers the results of a replica's last step to the router, the counters and the workload.
     fn deliver(&mut self, index: usize) {
         let Self { replicas, router, workload, count, .. } = self;
         let replica = &mut replicas[index];
@@ -372,7 +376,7 @@ impl<'a> Driver<'a> {
         for job in more {
             let At::Time(at) = job.at else { continue };
             self.order += 1;
-            self.coming.push(Reverse(PendingArrival { at, order: self.order, job }));
+            self.follow_ups.push(Reverse(PendingArrival { at, order: self.order, job }));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Figures as reports print them.
+//! Number formats of reports.
 
-/// Formats with three significant digits.
-pub(crate) fn three(x: f64) -> String {
+/// Formats with three significant digits; below 1 with two decimals.
+pub(crate) fn three_digits(x: f64) -> String {
     match x.abs() {
         a if a >= 100.0 => grouped(x.round() as u64),
         a if a >= 10.0 => format!("{x:.1}"),
@@ -9,7 +9,7 @@ pub(crate) fn three(x: f64) -> String {
     }
 }
 
-/// Formats with separators of thousands.
+/// Formats with thousands separators.
 pub(crate) fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();

@@ -1,6 +1,7 @@
 //! `kvasir sim`: discrete-event simulation of the real engine core over a device cost model.
 //!
-//! One engine, or several replicas behind the router that serves; `driver` has the event loop.
+//! Simulates one engine, or several replicas behind the router of `kvasir serve --dp`. The event
+//! loop is in `driver`.
 //!
 //! A run is deterministic in its seed: no wall clock is read. Guarded by `tests/sim.rs` and
 //! `tests/fleet.rs`.
@@ -35,7 +36,7 @@ pub struct Run<'a> {
     /// The replicas, at least one. Under [`Route::Prefix`] several must record KV events
     /// ([`Core::record_kv_events`]).
     pub replicas: Vec<Replica>,
-    /// How several replicas share the requests.
+    /// Routing policy; without effect for a single replica.
     pub route: Route,
     /// Source of requests.
     pub workload: &'a mut dyn Workload,
@@ -98,10 +99,10 @@ pub fn engine(core: Core, device: CostDevice, clock: &Clock, overlap: bool) -> E
     Engine::new(core, device, move || clock.now()).overlap(overlap)
 }
 
-/// Runs a workload to its end, or until the device, or that of every replica, is lost.
+/// Runs a workload to its end, or until no replica has a working device.
 ///
-/// `progress` receives the number of ended requests and the simulated time after each step; the run
-/// stops when it returns `false`.
+/// `progress` receives the number of ended requests and the simulated time after each event; the
+/// run stops when it returns `false`.
 pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64, Nanos) -> bool) -> Finished {
     let count = Arc::new(Mutex::new(Count::default()));
     let recording = Recording::default();

@@ -1,5 +1,5 @@
-//! One replica of a simulation: an engine on a clock of its own, with the results of its newest step
-//! until the global time has reached their end.
+//! One replica of a simulation: an engine on a clock of its own. It holds back the results of its
+//! newest step until the simulated time reaches the end of that step.
 
 use crate::sim::replica_report::ReplicaReport;
 use crate::sim::report::Count;
@@ -14,7 +14,7 @@ pub struct Replica {
     /// Scheduler, cache and queue under test, over the device cost model; from
     /// [`engine`](crate::sim::engine).
     pub engine: Engine<CostDevice>,
-    /// Its clock; no other replica has it.
+    /// The replica's own clock, which no other replica may share.
     pub clock: Clock,
 }
 
@@ -26,15 +26,15 @@ struct Live {
     abort_after: Option<u32>,
 }
 
-/// Results of a step that no other replica knows yet.
+/// Results of a step that are not yet delivered to router and workload.
 #[derive(Default)]
 pub(crate) struct Results {
-    /// Requests that ended, with what the router charged for them.
+    /// Requests that ended, with the load that the router charged for them.
     pub(crate) ended: Vec<(Summary, Option<Charge>)>,
     pub(crate) kv_events: Vec<KvEvent>,
 }
 
-/// A replica with its live requests.
+/// A replica with its live requests and its report.
 pub(crate) struct SimulatedReplica {
     pub(crate) engine: Engine<CostDevice>,
     pub(crate) clock: Clock,
@@ -67,8 +67,8 @@ impl SimulatedReplica {
         self.engine.core().counts().0
     }
 
-    /// Notes a request that the engine has accepted.
-    pub(crate) fn entered(&mut self, id: RequestId, abort_after: Option<u32>, charge: Charge) {
+    /// Tracks a request that the engine has accepted. Aborts it at once if `abort_after` is 0.
+    pub(crate) fn track(&mut self, id: RequestId, abort_after: Option<u32>, charge: Charge) {
         let at = id.index() as usize;
         if self.live.len() <= at {
             self.live.resize(at + 1, Live::default());
@@ -88,11 +88,11 @@ impl SimulatedReplica {
         turn.map_err(|exit| exit.to_string())
     }
 
-    /// Moves the engine's events to the results, counts the gaps between tokens, and aborts requests
-    /// whose client leaves.
+    /// Moves the engine's events to the results, records inter-token latencies, and aborts requests
+    /// whose client disconnects.
     fn collect(&mut self, count: &Mutex<Count>) {
         let now = self.clock.now();
-        let mut leaving = Vec::new();
+        let mut disconnected = Vec::new();
         let outbox = self.engine.core_mut().outbox();
         let mut counted = count.lock().unwrap_or_else(PoisonError::into_inner);
         for event in &outbox.events {
@@ -106,7 +106,7 @@ impl SimulatedReplica {
             live.last_token = Some(now);
             live.outputs += event.tokens.len;
             if event.finish.is_none() && live.abort_after.is_some_and(|after| live.outputs >= after) {
-                leaving.push(event.request);
+                disconnected.push(event.request);
             }
         }
         drop(counted);
@@ -115,8 +115,8 @@ impl SimulatedReplica {
         }
         self.results.kv_events.append(&mut outbox.kv_events);
         outbox.clear();
-        if !leaving.is_empty() {
-            leaving.into_iter().for_each(|id| {
+        if !disconnected.is_empty() {
+            disconnected.into_iter().for_each(|id| {
                 self.engine.abort(id);
             });
             self.collect(count);

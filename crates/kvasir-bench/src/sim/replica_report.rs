@@ -1,9 +1,9 @@
-//! `ReplicaReport`: what one of several replicas did.
+//! `ReplicaReport`: requests, tokens, hit rate and utilization of one replica.
 
 use crate::sim::figures::grouped;
 use serde::Serialize;
 
-/// What one replica did.
+/// Results of one of several replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ReplicaReport {
     /// Requests that ended on it.
@@ -23,7 +23,7 @@ pub struct ReplicaReport {
 }
 
 impl ReplicaReport {
-    /// Its figures as a line: requests, output tokens, hit rate and device utilization.
+    /// One line of text: requests, output tokens, hit rate and device utilization.
     pub fn line(&self) -> String {
         let hits =
             if self.prompt_tokens > 0 { self.cached_tokens as f64 / self.prompt_tokens as f64 } else { 0.0 };

@@ -1,7 +1,7 @@
 //! Counters and the final report of a simulation: throughput, latency percentiles, cache hits,
 //! device utilization.
 
-use crate::sim::figures::{grouped, three};
+use crate::sim::figures::{grouped, three_digits};
 use crate::sim::histogram::{Histogram, Percentiles};
 use crate::sim::replica_report::ReplicaReport;
 use crate::sim::series::{Sample, Series};
@@ -104,12 +104,12 @@ impl fmt::Display for MachineFigure {
             Some(found) => found,
             None => (1.0, ""),
         };
-        write!(f, "{name} {}", three(value / scale))?;
+        write!(f, "{name} {}", three_digits(value / scale))?;
         if unit.is_empty() { Ok(()) } else { write!(f, " {prefix}{unit}") }
     }
 }
 
-/// Where the time of a request goes: means over the complete requests, in milliseconds.
+/// Mean latency of complete requests by phase, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct RequestTimes {
     /// Arrival to admission.
@@ -159,7 +159,7 @@ pub struct Report {
     pub itl_ms: Percentiles,
     /// End-to-end latency from arrival to finish, in milliseconds.
     pub e2e_ms: Percentiles,
-    /// Where the time of a request goes.
+    /// Mean latency by phase.
     pub request_times_ms: RequestTimes,
     /// Preemptions of all requests.
     pub preemptions: u64,
@@ -182,7 +182,7 @@ pub struct Report {
     pub speculation: Option<DraftStats>,
     /// Steps that failed.
     pub failed_steps: u64,
-    /// What each replica did, if there are several.
+    /// Results of each replica, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<ReplicaReport>,
     /// Busy time of the busiest replica, in multiples of the mean; 0 for one replica.
@@ -206,7 +206,7 @@ pub(crate) struct Count {
     padded: u64,
     read: u64,
     most_used: u32,
-    /// Nanoseconds of complete requests in the queue, in prefill and in decoding.
+    /// Total nanoseconds that complete requests spent in the queue, in prefill and in decode.
     times: [u64; 3],
 }
 
@@ -282,8 +282,8 @@ impl Count {
         self.series.add(record.at, Sample::of(record, step));
     }
 
-    /// The report of a run of `now` nanoseconds, on one replica or on `replicas`. `machine` is the
-    /// preset and the KV capacity of each.
+    /// The report of a run of `now` nanoseconds. `replicas` is empty for a single engine. The pair
+    /// is the preset and the KV capacity of each replica.
     pub(crate) fn report(
         &self,
         now: u64,
@@ -338,24 +338,24 @@ impl Report {
     /// The main metrics, with names and units.
     pub fn numbers(&self) -> Vec<(&'static str, String)> {
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
-        let times = |p: &Percentiles| format!("{} / {} ms", three(p.p50), three(p.p99));
+        let times = |p: &Percentiles| format!("{} / {} ms", three_digits(p.p50), three_digits(p.p99));
         let mut numbers = vec![
             ("requests", grouped(self.requests)),
             ("finished", grouped(self.finished)),
             ("refused", grouped(self.refused)),
-            ("simulated time", format!("{} s", three(self.seconds))),
+            ("simulated time", format!("{} s", three_digits(self.seconds))),
             ("steps", grouped(self.steps)),
             ("output tokens", grouped(self.output_tokens)),
             ("output tokens/s", grouped(self.output_tokens_per_second as u64)),
             ("first token p50 / p99", times(&self.ttft_ms)),
-            ("first token mean", format!("{} ms", three(self.ttft_ms.mean))),
+            ("first token mean", format!("{} ms", three_digits(self.ttft_ms.mean))),
             ("per token p50 / p99", times(&self.tpot_ms)),
             ("between tokens p50 / p99", times(&self.itl_ms)),
             ("queue / prefill / decode", request_times(&self.request_times_ms)),
             ("prompt tokens", grouped(self.prompt_tokens)),
             ("found in the cache", percent(self.hit_rate)),
             ("preemptions", grouped(self.preemptions)),
-            ("rows per step", three(self.mean_rows)),
+            ("rows per step", three_digits(self.mean_rows)),
             ("most at once", grouped(self.max_running.into())),
             ("slots used at most", percent(self.max_slots_used)),
             ("device busy", percent(self.device_busy)),
@@ -371,7 +371,7 @@ impl Report {
         }
         if !self.replicas.is_empty() {
             numbers.push(("replicas", grouped(self.replicas.len() as u64)));
-            numbers.push(("busiest / mean replica", three(self.imbalance)));
+            numbers.push(("busiest / mean replica", three_digits(self.imbalance)));
             let lost = self.replicas.iter().filter(|replica| replica.lost).count();
             numbers.extend((lost > 0).then(|| ("replicas lost", grouped(lost as u64))));
         }
@@ -383,7 +383,12 @@ impl Report {
 }
 
 fn request_times(times: &RequestTimes) -> String {
-    format!("{} / {} / {} ms", three(times.queue), three(times.prefill), three(times.decode))
+    format!(
+        "{} / {} / {} ms",
+        three_digits(times.queue),
+        three_digits(times.prefill),
+        three_digits(times.decode)
+    )
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! order. The figures of a profile are guarded by the tests below.
 
 use crate::workload::rng::WorkloadRng;
-use crate::workload::tool_loop::{Pauses, ToolLoop, passage, text};
+use crate::workload::tool_loop::{ThinkTime, ToolLoop, passage, text};
 use crate::workload::{Job, SECOND, SeededParams, Workload};
 use kvasir_engine::Summary;
 use std::collections::HashMap;
@@ -32,8 +32,8 @@ pub struct AgentProfile {
     pub result: u32,
     /// Default of [`SeededParams::output_tokens`].
     pub answer: u32,
-    /// How long an agent pauses between an answer and its next request.
-    pub(super) pauses: Pauses,
+    /// Time between an answer and the agent's next request.
+    pub(super) think_time: ThinkTime,
 }
 
 impl AgentProfile {
@@ -47,7 +47,7 @@ impl AgentProfile {
         sub_agents: 0.44,
         result: 3060,
         answer: 444,
-        pauses: Pauses::Tools,
+        think_time: ThinkTime::ToolCall,
     };
     /// Agents that read far more than they write: 131 prompt tokens per answer token over a median of 33
     /// turns.
@@ -59,9 +59,9 @@ impl AgentProfile {
         sub_agents: 0.0,
         result: 770,
         answer: 300,
-        pauses: Pauses::Tools,
+        think_time: ThinkTime::ToolCall,
     };
-    /// Agents that work with people: most requests follow the last at once, some after minutes.
+    /// Agents with a user in the loop: most requests follow the last at once, some after minutes.
     pub const INTERACTIVE: Self = Self {
         name: "interactive agents",
         turns: 12,
@@ -70,7 +70,7 @@ impl AgentProfile {
         sub_agents: 0.0,
         result: 400,
         answer: 120,
-        pauses: Pauses::Published,
+        think_time: ThinkTime::Interactive,
     };
 }
 
@@ -183,9 +183,9 @@ impl AgentSessions {
         }
     }
 
-    /// Continues after a tool call.
-    fn go_on(&mut self, mut thread: Thread, now: u64, more: &mut Vec<Job>) {
-        let at = thread.turns.resumes_at(now, self.profile.pauses);
+    /// Adds the thread's next request, after its think time.
+    fn schedule_next(&mut self, mut thread: Thread, now: u64, more: &mut Vec<Job>) {
+        let at = thread.turns.resumes_at(now, self.profile.think_time);
         more.extend(self.job(thread, at));
     }
 }
@@ -216,16 +216,16 @@ impl Workload for AgentSessions {
             Role::Session { after, sub_agents } if *after == summary.tag && !sub_agents.is_empty() => {
                 let started = std::mem::take(sub_agents);
                 self.joins.insert(thread.session, (thread, started.len()));
-                started.into_iter().for_each(|sub_agent| self.go_on(sub_agent, now, more));
+                started.into_iter().for_each(|sub_agent| self.schedule_next(sub_agent, now, more));
             }
             Role::SubAgent if thread.turns.tags.is_empty() => {
                 let Some((session, running)) = self.joins.remove(&thread.session) else { return };
                 match running {
-                    1 => self.go_on(session, now, more),
+                    1 => self.schedule_next(session, now, more),
                     _ => drop(self.joins.insert(thread.session, (session, running - 1))),
                 }
             }
-            _ => self.go_on(thread, now, more),
+            _ => self.schedule_next(thread, now, more),
         }
     }
 }

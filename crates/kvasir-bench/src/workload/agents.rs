@@ -9,7 +9,7 @@
 //! whatever the completion order.
 
 use crate::workload::rng::WorkloadRng;
-use crate::workload::tool_loop::{Pauses, ToolLoop, passage, text};
+use crate::workload::tool_loop::{ThinkTime, ToolLoop, passage, text};
 use crate::workload::{Job, SECOND, SeededParams, Workload};
 use kvasir_engine::Summary;
 use std::collections::HashMap;
@@ -114,7 +114,7 @@ impl Workload for Agents {
         if !branch.turns.append(&self.params, summary, u32::MAX) {
             branch.turns.restart(BEGINNING, None);
         }
-        let at = branch.turns.resumes_at(now, Pauses::Tools);
+        let at = branch.turns.resumes_at(now, ThinkTime::ToolCall);
         more.extend(self.job(branch, at));
     }
 }

@@ -115,7 +115,7 @@ pub struct Job {
     pub priority: i32,
     /// Fairness key (tenant) under `--order fair`.
     pub key: u64,
-    /// Its conversation, by which a router may keep it on one replica.
+    /// Session id, for routing by session affinity.
     pub session: Option<u64>,
     /// Output tokens after which the client disconnects.
     pub abort_after: Option<u32>,

@@ -159,7 +159,7 @@ impl Scenario {
         &self.options
     }
 
-    /// Whether a request of it arrives before a given step.
+    /// Whether the arrival of any request is given as a step number above 0.
     pub fn counts_steps(&self) -> bool {
         self.jobs.as_slice().iter().any(|job| matches!(job.at, At::Step(step) if step > 0))
     }

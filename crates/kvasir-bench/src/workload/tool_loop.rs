@@ -11,27 +11,28 @@ use std::ops::Range;
 
 /// Mean duration of a tool call, in seconds.
 const TOOL: f64 = 0.8;
-/// Mean and standard deviation of the logarithm of [`Pauses::Published`], in seconds, and the longest.
-const PUBLISHED: (f64, f64) = (-4.406, 4.078);
-const LONGEST: f64 = 600.0;
+/// Mean and standard deviation of the logarithm of [`ThinkTime::Interactive`] in seconds.
+const INTERACTIVE_LOG: (f64, f64) = (-4.406, 4.078);
+/// Longest [`ThinkTime::Interactive`], in seconds.
+const MAX_THINK_TIME: f64 = 600.0;
 /// Log standard deviation of the length of a tool result.
 const RESULT_SPREAD: f64 = 0.9;
 
-/// How long an agent pauses between an answer and its next request.
+/// Think time of an agent: the time between an answer and its next request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Pauses {
+pub(super) enum ThinkTime {
     /// A tool call of exponential duration.
-    Tools,
-    /// The pauses that the authors of vLLM's router have published: 86 % of an agent's requests follow
-    /// its last within 1 s, 95 % within 10 s. Log-normal between these points, at most ten minutes.
-    Published,
+    ToolCall,
+    /// Log-normal through two quantiles that the authors of vLLM's router have published: 86 % of
+    /// an agent's requests follow its last within 1 s, 95 % within 10 s. At most ten minutes.
+    Interactive,
 }
 
 /// An agent's conversation.
 #[derive(Clone, Debug)]
 pub(super) struct ToolLoop {
     rng: WorkloadRng,
-    /// Its first tag.
+    /// Session id of its requests: the first of its tags.
     session: u64,
     /// Tags of the remaining requests.
     pub(super) tags: Range<u64>,
@@ -96,11 +97,13 @@ impl ToolLoop {
         self.measure();
     }
 
-    /// When the next request follows an answer that ends now.
-    pub(super) fn resumes_at(&mut self, now: u64, pauses: Pauses) -> u64 {
-        let pause = match pauses {
-            Pauses::Tools => self.rng.exponential(TOOL),
-            Pauses::Published => (PUBLISHED.0 + PUBLISHED.1 * self.rng.normal()).exp().min(LONGEST),
+    /// Arrival time of the request that follows an answer which ends at `now`.
+    pub(super) fn resumes_at(&mut self, now: u64, think_time: ThinkTime) -> u64 {
+        let pause = match think_time {
+            ThinkTime::ToolCall => self.rng.exponential(TOOL),
+            ThinkTime::Interactive => {
+                (INTERACTIVE_LOG.0 + INTERACTIVE_LOG.1 * self.rng.normal()).exp().min(MAX_THINK_TIME)
+            }
         };
         now + (pause * SECOND) as u64
     }
@@ -111,15 +114,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_pauses_have_the_published_shares() {
+    fn interactive_think_times_have_the_published_quantiles() {
         let mut turns = ToolLoop::new(WorkloadRng::new(5), 0..1, Vec::new());
-        let mut pauses: Vec<u64> = (0..100_000).map(|_| turns.resumes_at(0, Pauses::Published)).collect();
+        let mut pauses: Vec<u64> =
+            (0..100_000).map(|_| turns.resumes_at(0, ThinkTime::Interactive)).collect();
         pauses.sort_unstable();
         let within = |seconds: f64| {
             pauses.partition_point(|&pause| pause as f64 <= seconds * SECOND) as f64 / pauses.len() as f64
         };
         assert!((within(1.0) - 0.86).abs() < 0.005, "{}", within(1.0));
         assert!((within(10.0) - 0.95).abs() < 0.005, "{}", within(10.0));
-        assert_eq!(within(LONGEST), 1.0);
+        assert_eq!(within(MAX_THINK_TIME), 1.0);
     }
 }

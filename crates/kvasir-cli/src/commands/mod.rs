@@ -29,7 +29,7 @@ use clap::Subcommand;
 use kvasir_cpu::Isa;
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-/// What commands need of the command line as a whole, which is defined above them.
+/// The command line as a whole, for the commands that need more of it than their own arguments.
 pub(crate) struct CommandLine {
     /// Path of the options file, whose options are merged already.
     pub(crate) config: Option<PathBuf>,
@@ -39,7 +39,7 @@ pub(crate) struct CommandLine {
     pub(crate) definition: clap::Command,
     /// The arguments as they were given, the program's name first.
     pub(crate) arguments: Vec<OsString>,
-    /// Parses other arguments.
+    /// Parses another list of arguments, such as those that `kvasir worker` passes on.
     pub(crate) parse: Parse,
 }
 
@@ -82,7 +82,7 @@ pub(crate) enum Command {
     Template(template::Args),
     /// Tokenize texts from stdin
     Tokenize(tokenize::Args),
-    /// An engine of `serve --dp`, which starts it
+    /// Run one engine of `serve --dp`; started by `serve`, not by users
     #[command(hide = true)]
     Worker(worker::Args),
     /// Print a completion script for a shell

@@ -151,7 +151,7 @@ impl Args {
         &self.model
     }
 
-    /// What a worker needs: the model, the engine's options, how answers are parsed, and the fleet.
+    /// The options that a worker needs: model, engine, sampling and output parsing, and fleet.
     pub(crate) fn for_worker(self) -> (ModelArgs, Options, SamplingArgs, FleetArgs) {
         (self.model, self.options.for_serving(), self.sampling_args, self.fleet)
     }
@@ -161,7 +161,7 @@ impl Args {
         self.kv_events.is_on()
     }
 
-    /// Lines about the running server: what computes, access, limits.
+    /// Two startup log lines: compute and KV cache; access and limits.
     fn summary(&self, started: &Started, keys: &Keys, peer_connections: usize) -> [String; 2] {
         let EngineFacts { slots, is_capped, max_len, kv: (kv, slot), arithmetic, .. } = &started.facts;
         let (slots, max_len, engines) = (*slots, *max_len, self.fleet.replicas());
@@ -241,8 +241,7 @@ impl Args {
         Ok((tls, access))
     }
 
-    /// Serves until stopped. `config` is the options file, `definition` the whole command line. A log
-    /// that writes JSON has the failure, too.
+    /// Serves until stopped. A failure is also written to the log if that is JSON.
     pub(crate) fn run(self, line: CommandLine) -> Result<ExitCode, Failure> {
         let reports = self.reports.start()?;
         match self.serve(line, reports.clone()) {

@@ -141,14 +141,15 @@ fn parse_steps(text: &str) -> Result<Range<u64>, String> {
     }
 }
 
-/// Most replicas that the report lists one by one.
-const MOST_LISTED: usize = 16;
+/// Largest number of replicas that the report lists one by one.
+const MAX_LISTED: usize = 16;
 
-/// The replicas of a report: all of them, or of many the least and the most busy one.
-fn shown(replicas: &[ReplicaReport]) -> Vec<(String, ReplicaReport)> {
+/// The named replicas that the report lists: all, or above [`MAX_LISTED`] the least and the most
+/// busy one.
+fn listed_replicas(replicas: &[ReplicaReport]) -> Vec<(String, ReplicaReport)> {
     let named = replicas.iter().enumerate().map(|(index, replica)| (format!("replica {index}"), *replica));
     let mut named: Vec<_> = named.collect();
-    if named.len() > MOST_LISTED {
+    if named.len() > MAX_LISTED {
         named.sort_by(|(_, a), (_, b)| a.device_busy.total_cmp(&b.device_busy));
         named = [named.first(), named.last()].into_iter().flatten().cloned().collect();
     }
@@ -297,7 +298,7 @@ impl Args {
         self.print(&finished.report, setup, began.elapsed())
     }
 
-    /// Replica `index`: an engine over a simulated device.
+    /// Builds replica `index`: an engine over a simulated device, whose faults depend on `index`.
     fn replica(
         &self,
         resolved: &Resolved,
@@ -325,7 +326,7 @@ impl Args {
         Ok(Replica { engine, clock })
     }
 
-    /// Rejects what only one engine has when there are several.
+    /// Rejects outputs and scenarios that need a single engine.
     fn check_replicas(&self, scenario: Option<&Scenario>) -> Result<(), Failure> {
         let Some(replicas) = self.replicas.filter(|replicas| *replicas > 1) else { return Ok(()) };
         let given = [("--html", self.html.is_some()), ("--trace", self.trace.is_some())];
@@ -413,7 +414,7 @@ impl Args {
             for (finish, n) in &report.ended {
                 println!("ended: {finish:<19}{n}");
             }
-            for (name, replica) in shown(&report.replicas) {
+            for (name, replica) in listed_replicas(&report.replicas) {
                 println!("{name:<26}{}", replica.line());
             }
             println!("{:<26}{}, {} weights", "machine", report.machine.name, report.machine.weights);

@@ -1,9 +1,9 @@
-//! `kvasir worker`: an engine of `serve --dp`, in a process of its own. `serve` starts it with its own
-//! arguments, so that both have the same options.
+//! `kvasir worker`: one engine of `serve --dp`, in a process of its own. `serve` passes its own
+//! arguments to the worker, so both parse the same options.
 
 use crate::commands::{Command, CommandLine};
 use crate::io::failure::Failure;
-use crate::startup::{EngineFacts, ReadyEngine, identity, record_kv_events, served};
+use crate::startup::{EngineFacts, ReadyEngine, build_model, identity, record_kv_events};
 use kvasir_engine::Route;
 use kvasir_fleet::{Facts, WorkerCommand, WorkerConfig, run_worker};
 use kvasir_serve::metrics::EngineMetrics;
@@ -17,7 +17,7 @@ pub(crate) struct Args {
     /// Index of the replica
     #[arg(long)]
     replica: u32,
-    /// Number of processes that the replica had before
+    /// Number of earlier worker processes of this replica
     #[arg(long)]
     generation: u32,
     /// Arguments of the server, its name first
@@ -25,25 +25,27 @@ pub(crate) struct Args {
     arguments: Vec<OsString>,
 }
 
-/// How `serve`, which has these arguments, starts its workers.
+/// The command that starts a worker of a `serve` with these arguments.
 pub(crate) fn command(arguments: Vec<OsString>) -> Result<WorkerCommand, Failure> {
     let program = env::current_exe().map_err(Failure::failed)?;
     Ok(WorkerCommand {
         program,
         arguments: Box::new(move |directory, replica, generation| {
-            let place = ["worker".into(), "--directory".into(), directory.into(), "--replica".into()];
+            let address = ["worker".into(), "--directory".into(), directory.into(), "--replica".into()];
             let numbers = [replica.to_string().into(), "--generation".into(), generation.to_string().into()];
-            let place = place.into_iter().chain(numbers).chain(["--".into()]);
-            place.chain(arguments.iter().cloned()).collect()
+            let address = address.into_iter().chain(numbers).chain(["--".into()]);
+            address.chain(arguments.iter().cloned()).collect()
         }),
     })
 }
 
 impl Args {
-    /// Serves the front until it says to end.
+    /// Runs the requests of the server process until that ends the worker.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
         let Command::Serve(serve) = (line.parse)(self.arguments)? else {
-            return Err(Failure::usage("worker: needs the arguments of `kvasir serve`, which starts it"));
+            return Err(Failure::usage(
+                "`worker` needs the arguments of `kvasir serve` after `--`; use `kvasir serve --dp N`",
+            ));
         };
         if let Some(level) = serve.model().compute().instructions()? {
             level.limit();
@@ -54,11 +56,11 @@ impl Args {
         let opened = model.open()?;
         let identity = identity(&opened, &model, &options);
         let config = kvasir::EngineConfig { engines, ..options.config()? };
-        let ready = ReadyEngine::new(&model.for_one_of(engines), opened, &config, true)?;
+        let ready = ReadyEngine::new(&model.with_threads_for(engines), opened, &config, true)?;
         let ReadyEngine { engine, loaded, facts, .. } = ready;
         let EngineFacts { slots, max_len, .. } = facts;
         let hidden = loaded.tells_hidden();
-        let chat = served(String::new(), &loaded.opened, hidden, &sampling_args, None, max_len)?.chat;
+        let chat = build_model(String::new(), &loaded.opened, hidden, &sampling_args, None, max_len)?.chat;
         drop(loaded);
         let metrics = Arc::new(EngineMetrics::default());
         let mut engine = engine.observe(metrics.observer());
@@ -66,7 +68,7 @@ impl Args {
             record_kv_events(&mut engine, "--kv-events")?;
         } else if fleet.route() == Route::Prefix {
             record_kv_events(&mut engine, "--route prefix")
-                .or_else(|failure| if fleet.demands_prefixes() { Err(failure) } else { Ok(()) })?;
+                .or_else(|failure| if fleet.requires_prefix_cache() { Err(failure) } else { Ok(()) })?;
         }
         let more = serde_json::to_string(&facts).map_err(Failure::failed)?;
         let block_size = engine.core().cache().shape().block_size;

@@ -1,11 +1,11 @@
-//! Options of `serve` for engines in processes of their own.
+//! Data parallelism options of `serve`: the number of worker processes and the routing policy.
 
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
 use crate::options::switch::word;
 use kvasir_engine::Route;
 
-/// How many engines serve, and which one gets a request.
+/// Number of engines, and the routing policy.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FleetArgs {
     /// Engines that serve, each a process of its own with its own KV cache and --threads [default: one engine in this process]
@@ -22,19 +22,20 @@ impl FleetArgs {
         self.dp
     }
 
-    /// How a replica is chosen for a request.
+    /// The routing policy.
     pub(crate) fn route(&self) -> Route {
         self.route.unwrap_or(Route::Prefix)
     }
 
-    /// Whether `--route prefix` was asked for: engines without a prefix cache then cannot serve.
-    pub(crate) fn demands_prefixes(&self) -> bool {
+    /// Whether `--route prefix` was given. A worker whose cache records no KV events then fails to
+    /// start. Under the default policy it serves, and is chosen by load.
+    pub(crate) fn requires_prefix_cache(&self) -> bool {
         self.route == Some(Route::Prefix)
     }
 
     pub(crate) fn check(&self) -> Result<(), Failure> {
         rule(self.dp.is_some() || self.route.is_none(), || {
-            "--route needs --dp: one engine gets all requests".into()
+            "--route needs --dp: without it there is only one engine".into()
         })
     }
 }

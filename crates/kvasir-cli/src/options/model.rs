@@ -262,9 +262,9 @@ impl ModelArgs {
         self.draft.apply(opened, self.accept.map(Acceptance::from))
     }
 
-    /// With an equal part of the machine's processors for each of `engines` engines, unless `--threads` says
-    /// how many.
-    pub(crate) fn for_one_of(mut self, engines: u32) -> Self {
+    /// Sets `--threads`, unless given, to an equal part of the machine's processors for each of
+    /// `engines` engines on the CPU.
+    pub(crate) fn with_threads_for(mut self, engines: u32) -> Self {
         if self.compute.is_on_cpu() && self.compute.threads.is_none() {
             let processors = ThreadPool::of_machine().len() as u32;
             self.compute.threads = Some((processors / engines.max(1)).max(1));

@@ -16,7 +16,7 @@ pub(crate) enum Kind {
     CodingAgents,
     /// Agents that read 131 tokens for each that they write
     ReadingAgents,
-    /// Agents beside people: 86 % of an agent's requests follow its last within 1 s, 95 % within 10 s
+    /// Agents with a user in the loop: 86 % of an agent's requests follow its last within 1 s, 95 % within 10 s
     InteractiveAgents,
     /// Mini-SGLang's offline benchmark, to the token
     Offline,

@@ -1,5 +1,5 @@
-//! `kvasir serve --dp`: the answers of worker processes are those of one process, also when workers are
-//! killed, stopped, drained or restarted; nothing is left behind.
+//! `kvasir serve --dp`: worker processes give the answers of a single process, also when workers
+//! are killed, suspended, drained or restarted. No process, request, KV slot or file is left over.
 
 use super::server::{CHAT, COMPLETIONS, JSON, Server};
 use kvasir_testkit::Random;
@@ -39,7 +39,7 @@ impl Fleet {
         ready.filter_map(|replica| replica["process"].as_u64()).collect()
     }
 
-    fn order(&self, replica: u32, what: &str) {
+    fn admin_action(&self, replica: u32, what: &str) {
         let path = format!("/v1/admin/replicas/{replica}/{what}");
         let (status, answer) = self.server.send("POST", &path, JSON, "");
         assert_eq!(status, 200, "{answer}");
@@ -57,8 +57,8 @@ impl Fleet {
         self.wait_until("ready", |replicas| replicas.iter().all(|replica| replica["phase"] == "ready"));
     }
 
-    /// No request is open, and no KV slot is held.
-    fn wait_until_free(&self) {
+    /// Waits until no request is open and no KV slot is held.
+    fn wait_until_idle(&self) {
         self.wait_until("free", |replicas| replicas.iter().all(|replica| replica["requests"] == 0));
         let begin = Instant::now();
         loop {
@@ -82,12 +82,14 @@ fn is_running(process: u64) -> bool {
     !status.is_empty() && !status.contains(") Z ")
 }
 
-/// Kills of a test: `KVASIR_KILLS=100 cargo test --release -p kvasir-cli --test serve fleet` kills more.
+/// Number of workers that a test kills. To kill 100:
+/// `KVASIR_KILLS=100 cargo test --release -p kvasir-cli --test serve fleet`.
 fn kill_count() -> u32 {
     std::env::var("KVASIR_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(8)
 }
 
-/// Requests of all kinds: greedy and sampled, with penalties, formats, several answers, and sessions.
+/// The request of a number, for texts and chats in turn: greedy, sampled, with penalties, with
+/// Mirostat, with two choices, or with a JSON schema.
 fn request(number: u64, length: u32) -> (&'static str, Value) {
     let mut random = Random::new(number);
     let words: Vec<String> = (0..random.between(1, 40)).map(|_| format!("w{}", random.below(30))).collect();
@@ -174,24 +176,24 @@ fn answer_all(
             .collect();
         let answered: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         done.store(true, Ordering::Relaxed);
-        others.join().unwrap();
+        disturbance.join().unwrap();
         answered.into_iter().for_each(|answered| answered.unwrap());
     });
     answers.into_iter().map(|answer| answer.into_inner().unwrap()).collect()
 }
 
 #[test]
-fn answers_survive_killed_workers() {
+fn killing_workers_changes_no_answer() {
     let requests: Vec<_> = (0..96).map(|number| request(number, 120)).collect();
     let alone = Server::start("fleet-alone", &["--threads", "1", "--max-model-len", "512"]);
     let expected = answer_all(&alone, &requests, |_| {});
     drop(alone);
     let fleet = Fleet::start("fleet-killed", 2, &[]);
-    let calm = answer_all(&fleet.server, &requests, |_| {});
-    for ((request, expected), got) in requests.iter().zip(&expected).zip(&calm) {
+    let undisturbed = answer_all(&fleet.server, &requests, |_| {});
+    for ((request, expected), got) in requests.iter().zip(&expected).zip(&undisturbed) {
         assert_eq!(got, expected, "{request:?}");
     }
-    fleet.wait_until_free();
+    fleet.wait_until_idle();
     let kills = std::sync::atomic::AtomicU32::new(0);
     for round in 0.. {
         let got = answer_all(&fleet.server, &requests, |done| {
@@ -211,25 +213,25 @@ fn answers_survive_killed_workers() {
         }
     }
     fleet.wait_until_ready();
-    fleet.wait_until_free();
+    fleet.wait_until_idle();
 }
 
 #[test]
-fn drained_and_restarted_replicas_lose_nothing() {
+fn draining_and_restarting_replicas_changes_no_answer() {
     let fleet = Fleet::start("fleet-drained", 2, &["--spec", "suffix"]);
     let requests: Vec<_> = (0..120).map(|number| request(number, 150)).collect();
     let expected = answer_all(&fleet.server, &requests, |_| {});
     let got = answer_all(&fleet.server, &requests, |_| {
         for replica in [0, 1] {
             thread::sleep(Duration::from_millis(200));
-            fleet.order(replica, "drain");
+            fleet.admin_action(replica, "drain");
             fleet.wait_until("drained", |replicas| {
                 let replica = &replicas[replica as usize];
                 (&replica["phase"], &replica["requests"]) == (&json!("drained"), &json!(0))
             });
             let (_, health) = fleet.server.send("GET", "/health", "", "");
             assert_eq!(health, r#"{"status":"degraded"}"#);
-            fleet.order(replica, "restart");
+            fleet.admin_action(replica, "restart");
             fleet.wait_until("restarted", |replicas| {
                 let replica = &replicas[replica as usize];
                 (&replica["phase"], &replica["restarts"]) == (&json!("ready"), &json!(1))
@@ -244,7 +246,7 @@ fn drained_and_restarted_replicas_lose_nothing() {
 }
 
 #[test]
-fn a_stopped_worker_delays_its_answers_only() {
+fn a_suspended_worker_only_delays_its_answers() {
     let fleet = Fleet::start("fleet-stopped", 2, &[]);
     let requests: Vec<_> = (0..64).map(|number| request(number, 150)).collect();
     let expected = answer_all(&fleet.server, &requests, |_| {});
@@ -259,7 +261,7 @@ fn a_stopped_worker_delays_its_answers_only() {
 }
 
 #[test]
-fn no_worker_outlives_its_front() {
+fn workers_end_with_the_server_and_leave_no_files() {
     let runtime = std::env::temp_dir().join(format!("kvasir-fleet-test-{}", std::process::id()));
     fs::create_dir_all(&runtime).unwrap();
     let start = |name: &str| {
@@ -277,7 +279,7 @@ fn no_worker_outlives_its_front() {
         assert!(begin.elapsed() < Duration::from_secs(10), "{processes:?}");
         thread::sleep(Duration::from_millis(10));
     }
-    // The next start removes the sockets of the last, and its end its own.
+    // The next start removes the sockets of the killed server, and at its end its own.
     let mut fleet = Fleet { server: start("fleet-again") };
     assert_eq!(directories(&runtime), 1);
     let processes = fleet.processes();

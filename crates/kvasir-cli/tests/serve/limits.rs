@@ -123,7 +123,7 @@ fn keys_share_the_server_fairly() {
 }
 
 #[test]
-fn one_key_leaves_places_for_others() {
+fn one_key_cannot_open_all_requests() {
     let server = slow("places", &["--api-key", "much,little", "--order", "fair", "--max-requests", "8"]);
     let _open: Vec<_> = (0..6).map(|_| server.streaming(&key("much"), json!({"max_tokens": 90}))).collect();
     assert_eq!(turned_away(&server, "much"), "rate_limit_exceeded");

@@ -165,8 +165,8 @@ mod tests {
         }
         assert!(explanation("GET", &"/x".repeat(10_000)).len() < 300);
         for (method, path, route) in [
-            ("GET", "/responses", "`GET /v1/responses`?"),
-            ("HEAD", "/responses", "`GET /v1/responses`?"),
+            ("GET", "/pins", "`GET /v1/pins`?"),
+            ("HEAD", "/pins", "`GET /v1/pins`?"),
             ("DELETE", "/sessions/s1", "`DELETE /v1/sessions/{id}`?"),
             ("PUT", "/sessions/s1", "`GET /v1/sessions/{id}`?"),
         ] {
