@@ -49,7 +49,8 @@ impl Announced {
     ) {
         if let Some(known) = self.contents.get_mut(&number) {
             known.blocks += 1;
-            return;
+            // Each block is announced, also one whose content another has: readers keep a set.
+            return self.log.stored(hash, parent_hash, tokens);
         }
         if parent != ROOT {
             // Lookups do not reach a block whose parent they do not reach.
