@@ -134,7 +134,11 @@ impl ConstraintBuilds {
                 let finish = if is_aborted { Finish::Aborted } else { Finish::Failed(Fault::Constraint) };
                 push_end(unstarted_summary(&request, tag, finish), outbox);
             }
-            return Vec::new();
+            // Those about its sessions are still for the engine.
+            let held = pending.map(|pending| pending.held).unwrap_or_default();
+            let is_of_request =
+                |message: &Message| matches!(message, Message::Abort { .. } | Message::StopAt { .. });
+            return held.into_iter().filter(|message| !is_of_request(message)).collect();
         };
         request.params.constraint = constrained;
         let held = pending.map(|pending| pending.held).unwrap_or_default();

@@ -206,12 +206,16 @@ impl ServingFleet<'_> {
         mut messages: UnboundedReceiver<Message>,
         mut orders: UnboundedReceiver<Order>,
     ) -> Exit {
+        let mut has_callers = true;
         loop {
             let due = self.due();
             let workers = &mut self.workers;
             let input = select! {
                 result = workers.results.recv() => Input::Results(result),
-                message = messages.recv() => Input::Message(message),
+                message = messages.recv(), if has_callers => {
+                    has_callers = message.is_some();
+                    Input::Message(message)
+                }
                 hello = workers.requests.recv() => Input::Hello(hello),
                 Some(ended) = workers.ended.recv() => Input::Ended(ended),
                 Some(order) = orders.recv() => Input::Order(order),
@@ -240,7 +244,7 @@ impl ServingFleet<'_> {
     fn due(&self) -> Option<Instant> {
         match self.phase {
             Phase::Exiting(until) => Some(until),
-            _ => self.workers.replicas.iter().filter_map(|replica| replica.restart_at).min(),
+            _ => self.workers.replicas.iter().filter_map(Replica::due).min(),
         }
     }
 
@@ -252,8 +256,10 @@ impl ServingFleet<'_> {
             Input::Message(Some(message)) => self.front.take(message, now),
             Input::Hello(Ok(frames)) => match self.workers.handle_hello(&frames).await {
                 Ok(Some((replica, _))) => {
-                    (self.workers.on_log)(false, &format!("replica {replica} is ready"));
-                    self.front.worker_ready(replica);
+                    if self.workers.replicas[replica].phase == ReplicaPhase::Ready {
+                        (self.workers.on_log)(false, &format!("replica {replica} is ready"));
+                        self.front.worker_ready(replica);
+                    }
                     self.publish();
                 }
                 Ok(None) => {}
@@ -265,12 +271,17 @@ impl ServingFleet<'_> {
             Input::Ended(ended) => self.handle_process_end(ended),
             Input::Order(Order::Drain(replica)) => {
                 self.front.drain(replica);
-                self.workers.replicas[replica].phase = ReplicaPhase::Drained;
+                let state = &mut self.workers.replicas[replica];
+                state.is_drained = true;
+                if state.phase == ReplicaPhase::Ready {
+                    state.accept();
+                }
                 self.publish();
             }
             Input::Order(Order::Restart(replica)) => {
                 self.front.drain(replica);
                 self.flush().await;
+                self.workers.replicas[replica].is_drained = false;
                 self.workers.end(replica).await;
                 self.publish();
             }
@@ -430,7 +441,7 @@ impl Workers {
             return Err(FleetError::Refused { replica, why });
         }
         self.write(replica, &ToWorker::Welcome).await;
-        self.replicas[replica].phase = ReplicaPhase::Ready;
+        self.replicas[replica].accept();
         Ok(Some((replica, facts)))
     }
 
@@ -476,21 +487,29 @@ impl Workers {
     /// Tells a worker to exit, or kills it if it is still starting.
     async fn end(&mut self, replica: usize) {
         let state = &mut self.replicas[replica];
-        state.is_ending = true;
         match state.phase {
             ReplicaPhase::Ready | ReplicaPhase::Drained => {
+                (state.is_ending, state.kill_at) = (true, Some(Instant::now() + EXIT_TIME));
                 let message = Message::Exit;
                 self.send(WorkerMessage { replica, message, recipe: None }).await;
             }
-            ReplicaPhase::Starting => state.kill(),
-            ReplicaPhase::Down => {}
+            ReplicaPhase::Starting => {
+                state.is_ending = true;
+                state.kill();
+            }
+            // A replica without a process is started now.
+            ReplicaPhase::Down => state.restart_at = Some(Instant::now()),
         }
     }
 
-    /// Starts the processes whose restart is due.
+    /// Starts the processes whose restart is due, and kills those that should have exited.
     fn start_due(&mut self) {
         let now = Instant::now();
         for (index, replica) in self.replicas.iter_mut().enumerate() {
+            if replica.kill_at.is_some_and(|at| at <= now) {
+                (self.on_log)(true, &format!("replica {index} does not exit and is killed"));
+                replica.kill();
+            }
             if replica.restart_at.is_none_or(|at| at > now) {
                 continue;
             }

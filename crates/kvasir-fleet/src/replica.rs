@@ -57,6 +57,10 @@ pub(crate) struct Replica {
     pub(crate) restart_at: Option<Instant>,
     /// Whether its process was told to exit.
     pub(crate) is_ending: bool,
+    /// When its process, told to exit, is killed.
+    pub(crate) kill_at: Option<Instant>,
+    /// Whether it gets no request until it is restarted by order.
+    pub(crate) is_drained: bool,
     /// Dropping it kills the process.
     kill: Option<oneshot::Sender<()>>,
     delay: Duration,
@@ -75,6 +79,8 @@ impl Replica {
             last_exit: None,
             restart_at: None,
             is_ending: false,
+            kill_at: None,
+            is_drained: false,
             kill: None,
             delay: Duration::ZERO,
         }
@@ -109,7 +115,17 @@ impl Replica {
 
     /// Kills its process.
     pub(crate) fn kill(&mut self) {
-        self.kill = None;
+        (self.kill, self.kill_at) = (None, None);
+    }
+
+    /// Its process can take requests.
+    pub(crate) fn accept(&mut self) {
+        self.phase = if self.is_drained { ReplicaPhase::Drained } else { ReplicaPhase::Ready };
+    }
+
+    /// When it next needs attention: a restart that is due, or a process that does not exit.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.restart_at.into_iter().chain(self.kill_at).min()
     }
 
     /// Records that its process has ended, and schedules the restart: at once if it was told to
@@ -121,6 +137,7 @@ impl Replica {
             ReplicaPhase::Starting | ReplicaPhase::Down => (self.delay * 2).clamp(FIRST_DELAY, LONGEST_DELAY),
         };
         self.restart_at = Some(Instant::now() + self.delay);
+        (self.is_ending, self.kill_at) = (false, None);
         self.phase = ReplicaPhase::Down;
         (self.process, self.kill) = (None, None);
         self.last_exit = Some(why);

@@ -176,7 +176,7 @@ fn answer_all(
             .collect();
         let answered: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         done.store(true, Ordering::Relaxed);
-        disturbance.join().unwrap();
+        others.join().unwrap();
         answered.into_iter().for_each(|answered| answered.unwrap());
     });
     answers.into_iter().map(|answer| answer.into_inner().unwrap()).collect()
