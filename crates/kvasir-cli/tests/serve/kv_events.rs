@@ -57,13 +57,13 @@ impl Stream {
         let mut blocks = HashMap::new();
         for event in self.batches.iter().flat_map(|(_, batch)| batch[1].as_array().unwrap()) {
             let hashes = event["block_hashes"].as_array().into_iter().flatten();
-            let hashes = hashes.map(|hash| hash.as_u64().unwrap()).enumerate();
+            let hashes = hashes.map(|hash| hash.as_u64().unwrap());
             match event["type"].as_str().unwrap() {
                 "BlockStored" => {
                     let size = event["block_size"].as_u64().unwrap() as usize;
-                    blocks.extend(hashes.map(|(at, hash)| (hash, event["token_ids"][at * size].clone())));
+                    blocks.extend(hashes.enumerate().map(|(at, hash)| (hash, event["token_ids"][at * size].clone())));
                 }
-                "BlockRemoved" => hashes.for_each(|(_, hash)| drop(blocks.remove(&hash))),
+                "BlockRemoved" => hashes.for_each(|hash| drop(blocks.remove(&hash))),
                 kind => {
                     assert_eq!(kind, "AllBlocksCleared");
                     blocks.clear();

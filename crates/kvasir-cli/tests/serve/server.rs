@@ -67,7 +67,8 @@ impl Server {
     /// A server, with what it writes to stderr after its first line.
     pub(crate) fn start_logged(name: &str, options: &[&str]) -> (Self, BufReader<ChildStderr>) {
         let folder = model(name);
-        Self::of(&folder.to_string_lossy().into_owned(), folder, options, &[])
+        let model = folder.to_str().unwrap().to_owned();
+        Self::of(&model, folder, options, &[])
     }
 
     /// Starts a server with environment variables.
