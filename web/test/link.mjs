@@ -7,7 +7,7 @@ import { Server } from "./server.mjs";
 import { ANSWERS, chunk, eventStream, eventsOf, sentBy } from "./responses.mjs";
 
 const OPTIONS = ["--api-key", "test-key", "--backend", "sim", "--sim-preset", "fixed:100ms"];
-const NOTICED = 3000; // ms within which a dead server must be noticed
+const NOTICED = 10_000; // ms within which a dead server must be noticed; about 2 s on an idle machine
 
 const offline = (page, hidden) => page.waitForSelector("#offline", { state: hidden ? "hidden" : "visible" });
 
