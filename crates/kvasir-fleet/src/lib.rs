@@ -40,6 +40,6 @@ pub use crate::constraint_builds::BuildConstraint;
 pub use crate::fleet::{Fleet, FleetConfig, FleetError, OnCounters, OnLog};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::message::{Facts, Identity};
-pub use crate::replica::WorkerCommand;
+pub use crate::replica::{WorkerArguments, WorkerCommand};
 pub use crate::status::FleetHandle;
 pub use crate::worker::{WorkerConfig, WorkerError, run_worker};

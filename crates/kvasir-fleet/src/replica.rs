@@ -21,13 +21,17 @@ use tokio::{
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
+/// Makes a worker's arguments from the directory of the sockets, the index of the replica, and the number
+/// of processes that the replica had before.
+pub type WorkerArguments = Box<dyn Fn(&Path, u32, u32) -> Vec<OsString> + Send>;
+
 /// The command that starts a worker.
 pub struct WorkerCommand {
     /// The program.
     pub program: PathBuf,
     /// Its arguments, computed from the socket directory, the index of the replica, and its
     /// generation: the number of processes that the replica had before.
-    pub arguments: Box<dyn Fn(&Path, u32, u32) -> Vec<OsString> + Send>,
+    pub arguments: WorkerArguments,
 }
 
 impl fmt::Debug for WorkerCommand {

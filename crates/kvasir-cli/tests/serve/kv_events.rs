@@ -61,7 +61,9 @@ impl Stream {
             match event["type"].as_str().unwrap() {
                 "BlockStored" => {
                     let size = event["block_size"].as_u64().unwrap() as usize;
-                    blocks.extend(hashes.enumerate().map(|(at, hash)| (hash, event["token_ids"][at * size].clone())));
+                    blocks.extend(
+                        hashes.enumerate().map(|(at, hash)| (hash, event["token_ids"][at * size].clone())),
+                    );
                 }
                 "BlockRemoved" => hashes.for_each(|hash| drop(blocks.remove(&hash))),
                 kind => {

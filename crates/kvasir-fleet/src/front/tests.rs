@@ -170,9 +170,10 @@ impl Simulation {
             95 if !self.answers.is_empty() => {
                 let tag = random.between(1, self.answers.len() as u32).into();
                 let keep = self.answers[&tag].tokens.len() as u32;
-                let ending = match random.chance(50) {
-                    true => Message::Abort { tag },
-                    false => Message::StopAt { tag, keep: random.between(0, keep) },
+                let ending = if random.chance(50) {
+                    Message::Abort { tag }
+                } else {
+                    Message::StopAt { tag, keep: random.between(0, keep) }
                 };
                 self.front.take(ending, 1);
             }
