@@ -6,7 +6,7 @@
 //! order.
 
 use crate::open_request::push_end;
-use kvasir_engine::{Fault, Finish, Message, Outbox, Request, RequestId, SessionId, Summary, Timings};
+use kvasir_engine::{Fault, Finish, Message, Outbox, Request, SessionId, Timings};
 use kvasir_kv::Token;
 use kvasir_sample::Constrained;
 use std::{
@@ -122,45 +122,25 @@ impl ConstraintBuilds {
     }
 
     /// The messages for the engine after a build: the request and the held messages. If the build
-    /// failed, writes the final events of the request's siblings into `outbox` and drops the held
-    /// messages.
+    /// failed, writes the final events of the request's siblings into `outbox` and returns only the
+    /// held messages about its sessions.
     pub(crate) fn finish(&mut self, built: Built, outbox: &mut Outbox) -> Vec<Message> {
         let Built { mut request, n, constrained } = built;
-        let pending = self.pending.remove(&request.tag);
-        let Some(constrained) = constrained else {
-            for i in 0..u64::from(n) {
-                let tag = request.tag.wrapping_add(i);
-                let is_aborted = pending.as_ref().is_some_and(|pending| pending.aborts(tag));
-                let finish = if is_aborted { Finish::Aborted } else { Finish::Failed(Fault::Constraint) };
-                push_end(unstarted_summary(&request, tag, finish), outbox);
-            }
-            // Those about its sessions are still for the engine.
-            let held = pending.map(|pending| pending.held).unwrap_or_default();
-            let is_of_request =
-                |message: &Message| matches!(message, Message::Abort { .. } | Message::StopAt { .. });
-            return held.into_iter().filter(|message| !is_of_request(message)).collect();
-        };
-        request.params.constraint = constrained;
-        let held = pending.map(|pending| pending.held).unwrap_or_default();
-        [Message::Add { request, n }].into_iter().chain(held).collect()
-    }
-}
-
-/// The summary of a request that the engine has not received.
-fn unstarted_summary(request: &Request, tag: u64, finish: Finish) -> Summary {
-    let resumption = request.params.resumption.as_deref();
-    Summary {
-        request: RequestId(tag),
-        tag,
-        finish,
-        prompt: request.prompt.len() as u32,
-        outputs: resumption.map_or(0, |resumption| resumption.outputs.len() as u32),
-        cached: 0,
-        dropped: 0,
-        preemptions: 0,
-        drafted: 0,
-        accepted: 0,
-        verified: 0,
-        timings: resumption.map_or_else(Timings::default, |resumption| resumption.timings),
+        let Some(pending) = self.pending.remove(&request.tag) else { return Vec::new() };
+        if let Some(constrained) = constrained {
+            request.params.constraint = constrained;
+            return [Message::Add { request, n }].into_iter().chain(pending.held).collect();
+        }
+        let (prompt, resumption) = (request.prompt.len() as u32, request.params.resumption.as_deref());
+        let outputs = resumption.map_or(0, |resumption| resumption.outputs.len() as u32);
+        let timings = resumption.map_or_else(Timings::default, |resumption| resumption.timings);
+        for tag in (0..n.into()).map(|i| request.tag.wrapping_add(i)) {
+            let finish =
+                if pending.aborts(tag) { Finish::Aborted } else { Finish::Failed(Fault::Constraint) };
+            push_end((tag, finish), (prompt, 0, outputs), timings, outbox);
+        }
+        let is_of_request =
+            |message: &Message| matches!(message, Message::Abort { .. } | Message::StopAt { .. });
+        pending.held.into_iter().filter(|message| !is_of_request(message)).collect()
     }
 }

@@ -16,7 +16,9 @@
 mod tests;
 
 use crate::open_request::{Ending, OpenRequest, Placement};
-use kvasir_engine::{Fault, Finish, Message, Nanos, Outbox, RouteRequest, Router, SessionId};
+use kvasir_engine::{
+    Charge, Fault, Finish, Message, Nanos, Outbox, Request, RouteRequest, Router, SessionId,
+};
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -126,11 +128,12 @@ impl Front {
             self.rename(replica, tag).is_some_and(|open| open.admitted(*cached, now))
         });
         progress.retain_mut(|(tag, _)| self.rename(replica, tag).is_some());
-        let (mut finished, mut is_gapless) = (HashMap::new(), true);
+        let (mut finished, mut is_gapless, mut loses_runs) = (HashMap::new(), true, false);
         for (index, event) in events.iter_mut().enumerate() {
             let (run, is_lost) = (event.tag, event.finish == Some(Finish::Failed(Fault::DeviceLost)));
             let new = tokens.get(event.tokens.range()).unwrap_or(&[]);
-            let mu = mirostat.iter().find(|(at, _)| *at as usize == index).map(|(_, mu)| *mu);
+            let mu = mirostat.binary_search_by_key(&(index as u32), |(at, _)| *at).ok();
+            let mu = mu.and_then(|at| mirostat.get(at)).map(|(_, mu)| *mu);
             let open = self.rename(replica, &mut event.tag).filter(|_| !is_lost);
             let is_taken = open.is_some_and(|open| {
                 // A client's `StopAt` may end an answer before its newest tokens.
@@ -144,6 +147,7 @@ impl Front {
             } else {
                 (event.tag, event.finish, event.tokens) = (0, None, Default::default());
                 if is_lost {
+                    loses_runs = true;
                     self.lose_run(run, now);
                 }
             }
@@ -158,7 +162,9 @@ impl Front {
             }
             is_home
         });
-        self.place_waiting();
+        if loses_runs {
+            self.place_waiting();
+        }
         is_gapless
     }
 
@@ -298,7 +304,7 @@ impl Front {
         let mut charges = Vec::with_capacity(n as usize);
         for i in 0..n {
             // All siblings share one prompt, so they go to one worker.
-            let requested = charges.first().map(kvasir_engine::Charge::replica).or(home);
+            let requested = charges.first().map(Charge::replica).or(home);
             let route = RouteRequest {
                 prompt: &request.prompt,
                 tokens: if i == 0 { open.tokens() } else { 0 },
@@ -313,17 +319,12 @@ impl Front {
         }
         let first_run = self.next_run;
         self.next_run += u64::from(n);
-        let Some(replica) = charges.first().map(kvasir_engine::Charge::replica) else { return };
-        let message = if n > 1 || !open.was_moved() {
-            let mut request = (*request).clone();
-            if n == 1 {
-                request = request.sibling(open.sibling);
-            }
-            request.tag = first_run;
-            Message::Add { request: Box::new(request), n }
-        } else {
-            Message::Add { request: Box::new(open.resumed(first_run)), n: 1 }
+        let Some(replica) = charges.first().map(Charge::replica) else { return };
+        let run = match n {
+            1 if open.was_moved() => open.resumed(first_run),
+            _ => Request { tag: first_run, ..request.sibling(open.sibling) },
         };
+        let message = Message::Add { request: Box::new(run), n };
         for (i, charge) in charges.into_iter().enumerate() {
             let (own, run) = (tag.wrapping_add(i as u64), first_run + i as u64);
             if let Some(open) = self.requests.get_mut(&own) {

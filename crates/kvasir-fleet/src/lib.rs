@@ -23,6 +23,7 @@
 
 mod constraint_builds;
 mod directory;
+mod error;
 mod fleet;
 mod front;
 mod kv_publisher;
@@ -35,11 +36,14 @@ mod replica;
 mod status;
 mod transport;
 mod worker;
+mod workers;
 
 pub use crate::constraint_builds::BuildConstraint;
-pub use crate::fleet::{Fleet, FleetConfig, FleetError, OnCounters, OnLog};
+pub use crate::error::FleetError;
+pub use crate::fleet::{Fleet, FleetConfig};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::message::{Facts, Identity};
 pub use crate::replica::{WorkerArguments, WorkerCommand};
 pub use crate::status::FleetHandle;
 pub use crate::worker::{WorkerConfig, WorkerError, run_worker};
+pub use crate::workers::{OnCounters, OnLog};

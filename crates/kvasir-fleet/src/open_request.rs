@@ -156,28 +156,35 @@ impl OpenRequest {
 
     /// Writes its final event into an outbox, for a request that no worker runs.
     pub(crate) fn end(&self, finish: Finish, now: Nanos, outbox: &mut Outbox) {
-        let summary = Summary {
-            request: RequestId(self.tag()),
-            tag: self.tag(),
-            finish,
-            prompt: self.request.prompt.len() as u32,
-            outputs: self.outputs.len() as u32,
-            cached: self.cached,
-            dropped: 0,
-            preemptions: 0,
-            drafted: 0,
-            accepted: 0,
-            verified: 0,
-            timings: Timings { finished: Some(now), ..self.timings },
-        };
-        push_end(summary, outbox);
+        let timings = Timings { finished: Some(now), ..self.timings };
+        let (prompt, outputs) = (self.request.prompt.len() as u32, self.outputs.len() as u32);
+        push_end((self.tag(), finish), (prompt, self.cached, outputs), timings, outbox);
     }
 }
 
-/// Writes the final event of a request, without further tokens, and its summary into an outbox.
-pub(crate) fn push_end(summary: Summary, outbox: &mut Outbox) {
-    let Summary { request, tag, outputs, finish, .. } = summary;
-    let tokens = Span::new(outbox.tokens.len(), 0);
+/// Writes the final event of a request that no engine runs, without further tokens, and its summary
+/// into an outbox. The counts are its tokens: of the prompt, of those the cached ones, and of the
+/// outputs.
+pub(crate) fn push_end(
+    (tag, finish): (u64, Finish),
+    (prompt, cached, outputs): (u32, u32, u32),
+    timings: Timings,
+    outbox: &mut Outbox,
+) {
+    let (request, tokens) = (RequestId(tag), Span::new(outbox.tokens.len(), 0));
     outbox.events.push(Event { request, tag, step: None, first: outputs, tokens, finish: Some(finish) });
-    outbox.ended.push(summary);
+    outbox.ended.push(Summary {
+        request,
+        tag,
+        finish,
+        prompt,
+        outputs,
+        cached,
+        dropped: 0,
+        preemptions: 0,
+        drafted: 0,
+        accepted: 0,
+        verified: 0,
+        timings,
+    });
 }

@@ -144,11 +144,8 @@ impl Connection {
             counters,
             open: 0,
         };
-        let number = connection.sent.next();
-        let hello = FromWorker::Hello { protocol: PROTOCOL, identity, facts };
-        let header = Header { number, ..connection.header };
-        let frames =
-            encode(header, &hello).ok_or_else(|| io::Error::other("the hello message is too large"))?;
+        let hello = connection.encode(&FromWorker::Hello { protocol: PROTOCOL, identity, facts });
+        let frames = hello.ok_or_else(|| io::Error::other("the hello message is too large"))?;
         connection.requests.send(frames).await.map_err(WorkerError::Socket)?;
         loop {
             let frames = connection.requests.recv().await.map_err(WorkerError::Socket)?;
@@ -181,12 +178,21 @@ impl Connection {
         message.into_iter().for_each(|message| drop(inbox.send(message)));
     }
 
+    /// The frames of the next message; `None` if it is too large.
+    fn encode(&mut self, message: &FromWorker) -> Option<ZmqMessage> {
+        encode(Header { number: self.sent.next(), ..self.header }, message)
+    }
+
     async fn send(&mut self, message: &FromWorker) {
-        let header = Header { number: self.sent.next(), ..self.header };
         // Without a front, this process ends anyway.
-        if let Some(frames) = encode(header, message) {
+        if let Some(frames) = self.encode(message) {
             let _ = self.results.send(frames).await;
         }
+    }
+
+    async fn send_results(&mut self, outbox: Outbox) {
+        self.open = self.open.saturating_sub(outbox.ended.len() as u64);
+        self.send(&FromWorker::Results(outbox)).await;
     }
 
     /// Passes messages to the engine and results to the front, until the engine has stopped.
@@ -200,8 +206,7 @@ impl Connection {
             select! {
                 result = from_engine.recv() => match result {
                     Some(FromWorker::Results(outbox)) => {
-                        self.open = self.open.saturating_sub(outbox.ended.len() as u64);
-                        self.send(&FromWorker::Results(outbox)).await;
+                        self.send_results(outbox).await;
                         counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_DELAY);
                     }
                     Some(message) => {
@@ -226,8 +231,7 @@ impl Connection {
                         let _ = inbox.send(message);
                     }
                     if !outbox.is_empty() {
-                        self.open = self.open.saturating_sub(outbox.ended.len() as u64);
-                        self.send(&FromWorker::Results(outbox)).await;
+                        self.send_results(outbox).await;
                     }
                 }
                 () = sleep_until(due), if counters_due.is_some() => {

@@ -88,8 +88,8 @@ fn kill_count() -> u32 {
     std::env::var("KVASIR_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(8)
 }
 
-/// The request of a number, for texts and chats in turn: greedy, sampled, with penalties, with
-/// Mirostat, with two choices, or with a JSON schema.
+/// Request number `number`. Even numbers complete a text, odd ones answer a chat. They are greedy,
+/// sampled, with penalties, with Mirostat, with two choices, or with a JSON schema.
 fn request(number: u64, length: u32) -> (&'static str, Value) {
     let mut random = Random::new(number);
     let words: Vec<String> = (0..random.between(1, 40)).map(|_| format!("w{}", random.below(30))).collect();
@@ -174,10 +174,10 @@ fn answer_all(
                 })
             })
             .collect();
-        let answered: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        let joined: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         done.store(true, Ordering::Relaxed);
         others.join().unwrap();
-        answered.into_iter().for_each(|answered| answered.unwrap());
+        joined.into_iter().for_each(|result| result.unwrap());
     });
     answers.into_iter().map(|answer| answer.into_inner().unwrap()).collect()
 }

@@ -11,7 +11,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Route {
-    /// The available replicas in turn.
+    /// The next available replica for each request.
     RoundRobin,
     /// Fewest outstanding requests, then fewest prompt tokens.
     LeastRequests,

@@ -222,7 +222,7 @@ mod tests {
         assert!(clients.remove(2).is_some());
         assert_eq!((clients.tokens, clients.by_key.len(), clients.by_tag.len()), (0, 0, 0));
     }
-    /// Open answers per key, if all keys in turn open one answer until none is admitted.
+    /// Open answers per key after each key has opened one more, repeatedly, until none is admitted.
     fn greedy(limits: AdmissionLimits, keys: &[u64]) -> Vec<usize> {
         let mut clients = Clients::default();
         let mut tag = 0;

@@ -1,0 +1,194 @@
+//! The processes of a fleet and their sockets: starting, greeting, messages, and the end of processes.
+
+use crate::directory::SocketDirectory;
+use crate::error::FleetError;
+use crate::front::{Front, WorkerMessage};
+use crate::kv_publisher::KvPublisher;
+use crate::message::{Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
+use crate::replica::{Ended, Replica, WorkerCommand};
+use crate::transport::identity;
+use kvasir_engine::{Message, ReplicaPhase, ReplicaStatus};
+use std::time::Duration;
+use tokio::{
+    select,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender},
+    time::Instant,
+};
+use zeromq::{PullSocket, RouterSocket, SocketRecv, SocketSend, ZmqMessage};
+
+/// Time that the workers have to exit before their requests are aborted and they are killed.
+pub(crate) const EXIT_TIME: Duration = Duration::from_secs(2);
+
+/// Receives the index and the counters of a replica; an empty list when its process has ended.
+pub type OnCounters = Box<dyn FnMut(usize, &[u64]) + Send>;
+/// Receives lines for the log: whether it is a warning, and the text.
+pub type OnLog = Box<dyn FnMut(bool, &str) + Send>;
+
+/// The processes of a fleet and their sockets.
+pub(crate) struct Workers {
+    pub(crate) replicas: Vec<Replica>,
+    pub(crate) command: WorkerCommand,
+    pub(crate) identity: Identity,
+    pub(crate) requests: RouterSocket,
+    pub(crate) results: PullSocket,
+    pub(crate) ended_to: UnboundedSender<Ended>,
+    pub(crate) ended: UnboundedReceiver<Ended>,
+    pub(crate) kv_events: Option<KvPublisher>,
+    pub(crate) on_counters: OnCounters,
+    pub(crate) on_log: OnLog,
+    /// The last field, so that it is removed after the sockets are closed.
+    pub(crate) directory: SocketDirectory,
+}
+
+impl Workers {
+    /// Starts all processes and waits for their `Hello` messages.
+    pub(crate) async fn start_all(&mut self) -> Result<Facts, FleetError> {
+        for replica in &mut self.replicas {
+            replica.start(&self.command, self.directory.path(), self.ended_to.clone())?;
+        }
+        let mut smallest: Option<Facts> = None;
+        while self.replicas.iter().any(|replica| replica.phase != ReplicaPhase::Ready) {
+            select! {
+                hello = self.requests.recv() => {
+                    let frames = hello.map_err(FleetError::Socket)?;
+                    if let Some((_, facts)) = self.handle_hello(&frames).await? {
+                        let slots = smallest.as_ref().map_or(u32::MAX, |facts| facts.slots).min(facts.slots);
+                        let max_len = smallest.as_ref().map_or(u32::MAX, |facts| facts.max_len).min(facts.max_len);
+                        smallest = Some(Facts { slots, max_len, ..facts });
+                    }
+                }
+                Some(Ended { replica, why, .. }) = self.ended.recv() => {
+                    return Err(FleetError::Ended { replica, why });
+                }
+            }
+        }
+        Ok(smallest.unwrap_or_default())
+    }
+
+    /// Answers a worker's `Hello`. Returns the replica if it is accepted, `None` if the message is
+    /// dropped.
+    pub(crate) async fn handle_hello(
+        &mut self,
+        frames: &ZmqMessage,
+    ) -> Result<Option<(usize, Facts)>, FleetError> {
+        let name = frames.get(0).cloned().unwrap_or_default();
+        let read = decode::<FromWorker>(frames);
+        let Ok((header, FromWorker::Hello { protocol, identity, facts })) = read else { return Ok(None) };
+        let replica = header.replica as usize;
+        let is_expected = header.is_from(&name)
+            && self.replicas.get_mut(replica).is_some_and(|state| {
+                state.header.generation == header.generation && state.received.is_new(header.number)
+            });
+        if !is_expected {
+            return Ok(None);
+        }
+        let difference = match protocol {
+            PROTOCOL => self.identity.difference(&identity),
+            other => Some(format!("it has message protocol version `{other}`, the front has `{PROTOCOL}`")),
+        };
+        if let Some(why) = difference {
+            self.write(replica, &ToWorker::Refused { why: why.clone() }).await;
+            return Err(FleetError::Refused { replica, why });
+        }
+        self.write(replica, &ToWorker::Welcome).await;
+        self.replicas[replica].accept();
+        Ok(Some((replica, facts)))
+    }
+
+    /// Decodes a message on the results socket; `None` if it is dropped. Counts dropped messages.
+    pub(crate) fn read(&mut self, frames: &ZmqMessage) -> Option<(usize, FromWorker)> {
+        let (header, message) = match decode::<FromWorker>(frames) {
+            Ok((header, message)) => (header, Some(message)),
+            Err((Some(header), _)) => (header, None),
+            Err((None, why)) => {
+                (self.on_log)(true, &format!("dropped a message of an unknown worker: {why:?}"));
+                return None;
+            }
+        };
+        let index = header.replica as usize;
+        let replica = self.replicas.get_mut(index)?;
+        let is_own = replica.header.generation == header.generation;
+        let message = message.filter(|_| is_own && replica.received.is_new(header.number));
+        if message.is_none() {
+            replica.dropped += 1;
+        }
+        Some((index, message?))
+    }
+
+    /// Sends a message to a worker's engine. A message to a process that has ended is lost.
+    pub(crate) async fn send(&mut self, WorkerMessage { replica, message, recipe }: WorkerMessage) {
+        self.write(replica, &ToWorker::Engine { message, recipe }).await;
+    }
+
+    pub(crate) async fn write(&mut self, replica: usize, message: &ToWorker) {
+        let state = &mut self.replicas[replica];
+        let header = Header { number: state.sent.next(), ..state.header };
+        let Some(mut frames) = encode(header, message) else {
+            return (self.on_log)(
+                true,
+                &format!("replica {replica}: a message to it is too large and was dropped"),
+            );
+        };
+        frames.push_front(identity(header.replica, header.generation));
+        // Fails if the process has ended, which is a separate input.
+        let _ = self.requests.send(frames).await;
+    }
+
+    /// Tells a worker to exit, or kills it if it is still starting.
+    pub(crate) async fn end(&mut self, replica: usize) {
+        let state = &mut self.replicas[replica];
+        match state.phase {
+            ReplicaPhase::Ready | ReplicaPhase::Drained => {
+                (state.is_ending, state.kill_at) = (true, Some(Instant::now() + EXIT_TIME));
+                let message = Message::Exit;
+                self.send(WorkerMessage { replica, message, recipe: None }).await;
+            }
+            ReplicaPhase::Starting => {
+                state.is_ending = true;
+                state.kill();
+            }
+            // A replica without a process is started now.
+            ReplicaPhase::Down => state.restart_at = Some(Instant::now()),
+        }
+    }
+
+    /// Starts the processes whose restart is due, and kills those that should have exited.
+    pub(crate) fn start_due(&mut self) {
+        let now = Instant::now();
+        for (index, replica) in self.replicas.iter_mut().enumerate() {
+            if replica.kill_at.is_some_and(|at| at <= now) {
+                (self.on_log)(true, &format!("replica {index} does not exit and is killed"));
+                replica.kill();
+            }
+            if replica.restart_at.is_none_or(|at| at > now) {
+                continue;
+            }
+            let started = replica.start(&self.command, self.directory.path(), self.ended_to.clone());
+            if let Err(error) = started {
+                (self.on_log)(true, &format!("replica {index} could not start: {error}"));
+                replica.ended(error.to_string());
+            }
+        }
+    }
+
+    pub(crate) fn any_runs(&self) -> bool {
+        self.replicas.iter().any(|replica| replica.process.is_some())
+    }
+
+    pub(crate) fn status(&self, front: &Front) -> Vec<ReplicaStatus> {
+        let status = |(index, replica): (usize, &Replica)| {
+            let (requests, tokens) = front.load(index);
+            ReplicaStatus {
+                replica: index,
+                phase: replica.phase,
+                process: replica.process,
+                requests,
+                tokens,
+                restarts: replica.header.generation,
+                dropped_messages: replica.dropped,
+                last_exit: replica.last_exit.clone(),
+            }
+        };
+        self.replicas.iter().enumerate().map(status).collect()
+    }
+}
