@@ -82,8 +82,9 @@
 //! 5. `fitting.rs`: a step in the form that its executor accepts, and back.
 //! 6. `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
 //!
-//! Beside them stand `background.rs`, which runs an executor on a thread of its own, and `ranks.rs`,
-//! all-reduce and all-gather for tensor parallelism.
+//! Beside them stand `background.rs`, which runs an executor on a thread of its own, `ranks.rs`,
+//! all-reduce and all-gather for tensor parallelism, and `ranked.rs`, an executor that is one of
+//! several ranks.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.
@@ -96,6 +97,7 @@ mod executor;
 mod fitting;
 mod output;
 mod padding;
+mod ranked;
 mod ranks;
 mod sampler_row;
 
@@ -105,5 +107,6 @@ pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step,
 pub use crate::fitting::{Fitting, Original};
 pub use crate::output::{DraftCandidate, DraftProposal, Drawn, NO_TOKEN, Output, OutputRow, TokenLogprobs};
 pub use crate::padding::Padding;
+pub use crate::ranked::{RankControl, Ranked};
 pub use crate::ranks::{Ranks, ThreadRank};
 pub use crate::sampler_row::{DrawnDrafts, SamplerRow, SamplerRows};

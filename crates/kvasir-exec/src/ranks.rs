@@ -11,6 +11,7 @@
 //! Invariant: a reduction accumulates in rank order, so every rank gets the same bits. Every rank
 //! must call the same collectives in the same order, or the barrier deadlocks.
 
+use crate::executor::StepError;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 /// The collectives between the ranks of one model (tensor parallelism).
@@ -21,10 +22,37 @@ pub trait Ranks: Send + Sync {
     fn count(&self) -> usize;
     /// All-reduce: replaces `rows` by the sum over all ranks, accumulated in rank order, so that
     /// all get the same bits. All ranks must pass equally many. Blocks until every rank has called.
-    fn sum(&self, rows: &mut [f32]);
+    ///
+    /// `Failed` if another rank has given up this step, `Lost` if one has ended or is out of step.
+    /// `rows` then says nothing.
+    fn sum(&self, rows: &mut [f32]) -> Result<(), StepError>;
     /// All-gather: concatenates the ranks' rows of `width` numbers in rank order. `all` holds
-    /// `rows.len() * count()` numbers. Blocks until every rank has called.
-    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]);
+    /// `rows.len() * count()` numbers. Blocks until every rank has called. Fails as
+    /// [`sum`](Self::sum) does.
+    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError>;
+    /// Whether this rank samples. One that does not computes every step, but draws no token and
+    /// returns an output without tokens.
+    fn samples(&self) -> bool {
+        true
+    }
+}
+
+impl<R: Ranks + ?Sized> Ranks for Arc<R> {
+    fn count(&self) -> usize {
+        (**self).count()
+    }
+
+    fn sum(&self, rows: &mut [f32]) -> Result<(), StepError> {
+        (**self).sum(rows)
+    }
+
+    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
+        (**self).join(rows, width, all)
+    }
+
+    fn samples(&self) -> bool {
+        (**self).samples()
+    }
 }
 
 /// One rank of several that are threads of one process.
@@ -67,19 +95,21 @@ impl Ranks for ThreadRank {
         self.meeting.rows.len()
     }
 
-    fn sum(&self, rows: &mut [f32]) {
+    fn sum(&self, rows: &mut [f32]) -> Result<(), StepError> {
         let own = rows.to_vec();
         rows.fill(0.0);
         self.meet(&own, |_, theirs| rows.iter_mut().zip(theirs).for_each(|(sum, v)| *sum += v));
+        Ok(())
     }
 
-    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]) {
+    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
         let stride = width * self.count();
         self.meet(rows, |rank, theirs| {
             for (all, row) in all.chunks_exact_mut(stride.max(1)).zip(theirs.chunks_exact(width.max(1))) {
                 all[rank * width..][..width].copy_from_slice(row);
             }
         });
+        Ok(())
     }
 }
 
@@ -95,10 +125,10 @@ mod tests {
                     let mut seen = Vec::new();
                     for round in 0..100 {
                         let mut rows = [at as f32 + 1.0, round as f32];
-                        rank.sum(&mut rows);
+                        rank.sum(&mut rows).unwrap();
                         seen.extend(rows);
                         let mut all = [0.0; 6];
-                        rank.join(&[at as f32, round as f32], 1, &mut all);
+                        rank.join(&[at as f32, round as f32], 1, &mut all).unwrap();
                         seen.extend(all);
                     }
                     seen

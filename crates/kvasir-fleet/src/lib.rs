@@ -16,10 +16,13 @@
 //! [`KvPublisher`] publishes the KV events of engines, in this process or in workers, over ZMQ in vLLM's
 //! wire format.
 //!
+//! [`RankGroup`] and [`RankProcess`] are the ranks of one engine under tensor parallelism
+//! ([`ranks`](crate::RankGroup)), a process each over shared memory.
+//!
 //! Messages are typed msgpack ([`message`]). They do not leave the host: the Unix sockets are in a
 //! directory that only this user can enter ([`directory`]).
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod constraint_builds;
 mod directory;
@@ -32,6 +35,7 @@ mod kv_wire;
 mod message;
 mod monotonic;
 mod open_request;
+mod ranks;
 mod replica;
 mod status;
 mod transport;
@@ -43,6 +47,10 @@ pub use crate::error::FleetError;
 pub use crate::fleet::{Fleet, FleetConfig};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::message::{Facts, Identity};
+pub use crate::ranks::{
+    GroupConfig, GroupError, Member, RankCommand, RankConfig, RankError, RankGroup, RankProcess,
+    StepBroadcast,
+};
 pub use crate::replica::{WorkerArguments, WorkerCommand};
 pub use crate::status::FleetHandle;
 pub use crate::worker::{WorkerConfig, WorkerError, run_worker};

@@ -13,7 +13,7 @@ use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
 use crate::pool::{Part, Pool};
 use crate::weights::Weights;
-use kvasir_exec::{Batch, Ranks};
+use kvasir_exec::{Batch, Ranks, StepError};
 use kvasir_kv::{Plan, PoolId, Token};
 use kvasir_program::{
     Buffers, Collective, Holds, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId, WeightId,
@@ -66,8 +66,9 @@ impl<'a> Run<'a> {
         Self { job, own, reads, row_of, sampled, memory, routes, selections }
     }
 
-    /// Runs all ops. Logits and the values that the buffer plan keeps can be read afterwards.
-    pub(crate) fn all(&mut self) {
+    /// Runs all ops. Logits and the values that the buffer plan keeps can be read afterwards. Fails
+    /// if a collective does.
+    pub(crate) fn all(&mut self) -> Result<(), StepError> {
         self.own.run_moves(&self.job.plan.moves);
         for op in &self.job.program.ops {
             match op {
@@ -81,9 +82,10 @@ impl<'a> Run<'a> {
                     let selection = self.select(*q, *weights, *layer, *top_k);
                     self.selections.insert(*out, selection);
                 }
-                _ => self.numbers(op),
+                _ => self.numbers(op)?,
             }
         }
+        Ok(())
     }
 
     /// A value's elements, row after row.
@@ -100,12 +102,12 @@ impl<'a> Run<'a> {
     }
 
     /// Runs an op whose result is rows of numbers.
-    fn numbers(&mut self, op: &Op) {
+    fn numbers(&mut self, op: &Op) -> Result<(), StepError> {
         let out = op.out();
         let value = self.job.program.value(out);
         let (Holds::Numbers(width), Some(buffer)) = (value.holds, self.job.buffers.of_value[out.0 as usize])
         else {
-            return;
+            return Ok(());
         };
         if let Op::UpdateAndAttend { k, v, layer, .. } = op {
             self.keep(*k, *layer, Part::Key);
@@ -117,11 +119,12 @@ impl<'a> Run<'a> {
         let mut y = std::mem::take(&mut self.memory[buffer]);
         y.clear();
         y.resize(rows * width, 0.0);
-        self.compute(op, &mut y, width);
+        self.compute(op, &mut y, width)?;
         self.memory[buffer] = y;
+        Ok(())
     }
 
-    fn compute(&self, op: &Op, y: &mut [f32], width: usize) {
+    fn compute(&self, op: &Op, y: &mut [f32], width: usize) -> Result<(), StepError> {
         let w = self.job.weights;
         match op {
             Op::Embed { table, scale, .. } => {
@@ -183,10 +186,10 @@ impl<'a> Run<'a> {
                 }
             }
             Op::Collect { x, how, .. } => match (how, self.job.ranks) {
-                (Collective::Join, Some(ranks)) => ranks.join(self.value(*x), self.width(*x), y),
+                (Collective::Join, Some(ranks)) => ranks.join(self.value(*x), self.width(*x), y)?,
                 (Collective::Sum, Some(ranks)) => {
                     y.copy_from_slice(self.value(*x));
-                    ranks.sum(y);
+                    ranks.sum(y)?;
                 }
                 (_, None) => y.copy_from_slice(self.value(*x)),
             },
@@ -204,6 +207,7 @@ impl<'a> Run<'a> {
             }
             Op::Route { .. } | Op::SelectKeys { .. } => {}
         }
+        Ok(())
     }
 
     fn linear(&self, x: ValueId, matrix: &Matrix, y: &mut [f32]) {

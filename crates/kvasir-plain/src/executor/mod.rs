@@ -109,10 +109,16 @@ impl PlainExecutor {
     /// only.
     pub fn pass(&mut self, step: &Step, hidden: Option<&[f32]>, taps: &[Tap]) -> Result<Pass, StepError> {
         let tokens = self.check(step, hidden)?;
-        Ok(self.run(step, &tokens, hidden, taps))
+        self.run(step, &tokens, hidden, taps)
     }
 
-    fn run(&mut self, step: &Step, tokens: &[Token], hidden: Option<&[f32]>, taps: &[Tap]) -> Pass {
+    fn run(
+        &mut self,
+        step: &Step,
+        tokens: &[Token],
+        hidden: Option<&[f32]>,
+        taps: &[Tap],
+    ) -> Result<Pass, StepError> {
         let (batch, plan) = (&step.batch, &step.plan);
         let final_len = |row: &kvasir_exec::BatchRow| self.rows[row.pool_row.0 as usize].spec.final_len;
         let final_lens: Vec<u32> = batch.rows.iter().map(final_len).collect();
@@ -130,13 +136,13 @@ impl PlainExecutor {
             ranks: self.ranks.as_deref(),
         };
         let mut run = Run::new(job, &mut self.own);
-        run.all();
+        run.all()?;
         let value = |tap: Tap| program.tap(tap).map_or_else(Vec::new, |v| run.value(v).to_vec());
-        Pass {
+        Ok(Pass {
             logits: program.logits().map_or_else(Vec::new, |v| run.value(v).to_vec()),
             hidden: program.head_input().map_or_else(Vec::new, |v| run.value(v).to_vec()),
             taps: taps.iter().map(|tap| (*tap, value(*tap))).collect(),
-        }
+        })
     }
 
     /// Rejects steps that do not fit; returns the tokens with those in flight resolved.
@@ -184,7 +190,11 @@ impl PlainExecutor {
         step.output.reset();
         let tokens = self.check(step, None)?;
         let from = self.drafting.as_ref().and_then(|drafting| drafting.from);
-        let Pass { logits, hidden, taps } = self.run(step, &tokens, None, from.as_slice());
+        let Pass { logits, hidden, taps } = self.run(step, &tokens, None, from.as_slice())?;
+        if self.ranks.as_ref().is_some_and(|ranks| !ranks.samples()) {
+            step.output.rows.resize(step.batch.rows.len(), OutputRow::default());
+            return Ok(());
+        }
         let (vocab, width) = (self.compiled.program.vocab, self.compiled.program.hidden);
         let Step { batch, plan, output } = step;
         let (mut rest, mut states, mut work) = (logits.as_slice(), hidden.as_slice(), Vec::new());

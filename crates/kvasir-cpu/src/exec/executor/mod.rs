@@ -221,6 +221,10 @@ impl CpuExecutor {
         step.output.reset();
         self.forward(step, hidden)?;
         let Step { batch, plan, output } = &mut *step;
+        if self.ranks.as_ref().is_some_and(|ranks| !ranks.samples()) {
+            output.rows.resize(batch.rows.len(), OutputRow::default());
+            return Ok(());
+        }
         let states = self.model.program.head_input();
         let states = states.and_then(|value| self.rows_of(value, self.sampled.len())).unwrap_or(&[]);
         self.draw(batch, plan, self.logits());
@@ -272,7 +276,7 @@ impl CpuExecutor {
         };
         // SAFETY: `validate` has validated the step; only this executor writes its pool, and frozen
         // pools are never written.
-        unsafe { run.all(&mut self.memory) };
+        unsafe { run.all(&mut self.memory)? };
         self.last = self.tokens.len();
         Ok(())
     }

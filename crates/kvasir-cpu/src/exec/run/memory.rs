@@ -6,6 +6,7 @@ use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::Prepared;
 use crate::memory::buffer::Buffer;
 use crate::ops::mixture::{MixtureMemory, Routes};
+use kvasir_exec::StepError;
 use kvasir_program::{Rows, ValueId};
 use std::io;
 
@@ -28,6 +29,8 @@ pub(crate) struct Memory {
     pub(crate) rotary_tables: Vec<Vec<f32>>,
     /// Scratch of slot copies.
     pub(crate) kept: Vec<u8>,
+    /// Why a collective of the step failed, if one has; no later op runs.
+    pub(crate) failed: Option<StepError>,
 }
 
 impl Memory {
@@ -47,6 +50,7 @@ impl Memory {
             group_ends: Vec::new(),
             rotary_tables: vec![Vec::new(); model.program.ropes.len()],
             kept: Vec::new(),
+            failed: None,
         })
     }
 

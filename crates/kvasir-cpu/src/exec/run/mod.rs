@@ -16,7 +16,7 @@ use crate::gemm::output::{AT_ONCE, Output};
 use crate::memory::kv_pool::Pool;
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
-use kvasir_exec::Ranks;
+use kvasir_exec::{Ranks, StepError};
 use kvasir_kv::{Plan, Slot, Token};
 use kvasir_program::Op;
 use std::ops::Range;
@@ -43,13 +43,14 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs the forward pass; afterwards `logits` reads its result from `m`.
+    /// Runs the forward pass; afterwards `logits` reads its result from `m`. Fails if a collective
+    /// does.
     ///
     /// # Safety
     /// All slots that the plan names must exist in their pools, and `writes` must name each once.
     /// `m` must have been made for the model and as many tokens. No other thread may write the KV
     /// rows that are read, or access those that are written, during the call.
-    pub(crate) unsafe fn all(&self, m: &mut Memory) {
+    pub(crate) unsafe fn all(&self, m: &mut Memory) -> Result<(), StepError> {
         m.prepared.invalidate();
         m.routes.clear();
         m.selections.clear();
@@ -71,11 +72,15 @@ impl Run<'_> {
                 }
                 Runs::Single => {
                     self.op(op, self.before(at), weights, m);
+                    if let Some(error) = m.failed.take() {
+                        return Err(error);
+                    }
                     1
                 }
             };
         }
         self.model.ops_run.store(at, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The op that is fused into op `at`.

@@ -133,10 +133,10 @@ impl Run<'_> {
                 mixture(threads, isa, &experts, x(*v), routes, &mut m.mixture, y);
             }
             Op::Collect { x: v, how, .. } => match (how, self.ranks) {
-                (Collective::Join, Some(ranks)) => ranks.join(x(*v), self.width(*v), y),
+                (Collective::Join, Some(ranks)) => m.failed = ranks.join(x(*v), self.width(*v), y).err(),
                 (Collective::Sum, Some(ranks)) => {
                     y.copy_from_slice(x(*v));
-                    ranks.sum(y);
+                    m.failed = ranks.sum(y).err();
                 }
                 (_, None) => y.copy_from_slice(x(*v)),
             },

@@ -1,0 +1,150 @@
+//! [`Journal`]: a ring buffer through which one rank sends records to all others.
+//!
+//! Rank 0 writes, every other rank reads each record once and in order. A record is a header of four
+//! words (number, kind, length, checksum) and its body. Positions count words and wrap at 2³²; the
+//! ring's length is a power of two.
+//!
+//! The writer publishes `head` after it has written the words before it. A reader publishes its `tail`
+//! after it has read the words before that. So the words `tail..head` belong to the readers, the others
+//! to the writer. A record may be longer than the ring: it is then written as readers make room.
+//!
+//! A record whose number, length or checksum is wrong is an error: the group ends.
+
+use crate::ranks::layout::Layout;
+use crate::ranks::party::Party;
+use crate::ranks::ring_error::RingError;
+
+const HEADER: usize = 4;
+/// Longest body of a record, in words.
+const LONGEST: usize = 1 << 28;
+
+/// One end of a journal: the writer's of rank 0, or a reader's.
+pub(crate) struct Journal {
+    number: usize,
+    /// Words written or read.
+    position: u32,
+    /// Records written or read.
+    records: u32,
+}
+
+impl Journal {
+    /// The end of journal `number` that belongs to the rank of `party`.
+    pub(crate) fn new(number: usize) -> Self {
+        Self { number, position: 0, records: 0 }
+    }
+
+    /// Writes a record. Waits while the slowest reader leaves no room.
+    pub(crate) fn write(&mut self, party: &Party, kind: u32, body: &[u32]) -> Result<(), RingError> {
+        let header = [self.records, kind, body.len() as u32, checksum(self.records ^ kind, body)];
+        self.records = self.records.wrapping_add(1);
+        // Published with the body unless that is longer than what is free.
+        let mut unpublished = 0;
+        for words in [&header[..], body] {
+            let mut rest = words;
+            while !rest.is_empty() {
+                let mut free = self.free(party, unpublished);
+                if free == 0 {
+                    self.publish(party, &mut unpublished);
+                    let room = || Some(self.free(party, 0)).filter(|free| *free > 0);
+                    free = party.wait(room)?;
+                }
+                let (now, later) = rest.split_at(rest.len().min(free));
+                self.copy_in(party, unpublished, now);
+                unpublished += now.len() as u32;
+                rest = later;
+            }
+        }
+        self.publish(party, &mut unpublished);
+        Ok(())
+    }
+
+    /// Words that no reader still needs, behind `unpublished` more than the position.
+    fn free(&self, party: &Party, unpublished: u32) -> usize {
+        let head = self.position.wrapping_add(unpublished);
+        let unread = |rank| head.wrapping_sub(party.load(Layout::tail(rank, self.number))) as usize;
+        let most = party.others().map(unread).max().unwrap_or(0);
+        party.layout.journal.saturating_sub(most)
+    }
+
+    fn publish(&mut self, party: &Party, unpublished: &mut u32) {
+        self.position = self.position.wrapping_add(std::mem::take(unpublished));
+        party.publish(Layout::head(self.number), self.position, party.others());
+    }
+
+    /// Copies words to behind the position, of which so many are free.
+    fn copy_in(&self, party: &Party, unpublished: u32, words: &[u32]) {
+        let (ring, length) = (party.layout.ring(self.number), party.layout.journal);
+        let at = self.position.wrapping_add(unpublished) as usize & (length - 1);
+        let (first, second) = words.split_at(words.len().min(length - at));
+        // SAFETY: free words are the writer's.
+        unsafe {
+            party.memory.write(ring + at, first);
+            party.memory.write(ring, second);
+        }
+    }
+
+    /// Reads the next record: its body, and its kind. Waits until there is one.
+    pub(crate) fn read(&mut self, party: &Party, body: &mut Vec<u32>) -> Result<u32, RingError> {
+        let mut header = [0; HEADER];
+        self.copy_out(party, &mut header)?;
+        let [number, kind, length, check] = header;
+        if number != self.records || length as usize > LONGEST {
+            return Err(self.garbled(&format!("number {number} and {length} words")));
+        }
+        body.resize(length as usize, 0);
+        self.copy_out(party, body)?;
+        if checksum(number ^ kind, body) != check {
+            return Err(self.garbled("a wrong checksum"));
+        }
+        self.records = self.records.wrapping_add(1);
+        self.publish_tail(party);
+        Ok(kind)
+    }
+
+    fn garbled(&self, has: &str) -> RingError {
+        let why = format!("record {} of journal {} has {has}", self.records, self.number);
+        RingError::Garbled { rank: 0, why }
+    }
+
+    /// Reads the next words, as they come.
+    fn copy_out(&mut self, party: &Party, into: &mut [u32]) -> Result<(), RingError> {
+        let (ring, length) = (party.layout.ring(self.number), party.layout.journal);
+        let mut done = 0;
+        while done < into.len() {
+            let unread = || party.load(Layout::head(self.number)).wrapping_sub(self.position) as usize;
+            if unread() == 0 {
+                // The writer may wait for this room.
+                self.publish_tail(party);
+                party.wait(|| Some(()).filter(|()| unread() > 0))?;
+            }
+            let unread = unread();
+            if unread > length {
+                return Err(self.garbled(&format!("{unread} unread words in a ring of {length}")));
+            }
+            let at = self.position as usize & (length - 1);
+            let count = unread.min(into.len() - done).min(length - at);
+            // SAFETY: published words that this rank has not read stay as they are.
+            unsafe { party.memory.read(ring + at, &mut into[done..done + count]) };
+            self.position = self.position.wrapping_add(count as u32);
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn publish_tail(&self, party: &Party) {
+        party.publish(Layout::tail(party.rank, self.number), self.position, std::iter::once(0));
+    }
+}
+
+/// A checksum of a record: rotations and exclusive ors in sixteen lanes, which compilers vectorize.
+fn checksum(start: u32, words: &[u32]) -> u32 {
+    const LANES: usize = 16;
+    let mut lanes = [start; LANES];
+    let chunks = words.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, word)| *lane = lane.rotate_left(5) ^ word);
+    }
+    let mix = |sum: u32, word: &u32| (sum.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B1);
+    rest.iter().chain(&lanes).fold(words.len() as u32, mix)
+}

@@ -1,0 +1,95 @@
+//! Where the parts of the shared memory lie.
+//!
+//! Synchronization words come first, each on a cache line of its own, then data:
+//!
+//! ```text
+//! header | lost | head of each journal | per rank: doorbell, sleepers, pieces, tails
+//! journal of commands | journal of steps | per rank: two pieces
+//! ```
+
+/// Words of a cache line; adjacent pairs of 64 bytes, since processors prefetch them together.
+pub(crate) const LINE: usize = 32;
+/// Words in front of a piece: step, number of the collective, kind, length.
+pub(crate) const PIECE_HEADER: usize = 4;
+/// Number of journals.
+pub(crate) const JOURNALS: usize = 2;
+
+const LINES_OF_GROUP: usize = 2 + JOURNALS;
+const LINES_OF_RANK: usize = 3 + JOURNALS;
+
+/// Sizes of the shared memory of one group of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Number of ranks.
+    pub(crate) ranks: usize,
+    /// Words of a journal's ring; a power of two.
+    pub(crate) journal: usize,
+    /// Most words of a collective that are exchanged at once.
+    pub(crate) piece: usize,
+}
+
+impl Layout {
+    pub(crate) fn of(ranks: usize) -> Self {
+        Self { ranks, journal: 1 << 18, piece: 1 << 16 }
+    }
+
+    /// Line of the header.
+    pub(crate) const HEADER: usize = 0;
+    /// Line that says which rank is lost: its number + 1.
+    pub(crate) const LOST: usize = 1;
+
+    /// Line of the words that the writer of a journal has published.
+    pub(crate) fn head(journal: usize) -> usize {
+        2 + journal
+    }
+
+    fn rank(rank: usize) -> usize {
+        LINES_OF_GROUP + rank * LINES_OF_RANK
+    }
+
+    /// Line of the futex that a rank sleeps on.
+    pub(crate) fn doorbell(rank: usize) -> usize {
+        Self::rank(rank)
+    }
+
+    /// Line of the number of a rank's threads that sleep.
+    pub(crate) fn sleepers(rank: usize) -> usize {
+        Self::rank(rank) + 1
+    }
+
+    /// Line of the number of pieces that a rank has published.
+    pub(crate) fn pieces(rank: usize) -> usize {
+        Self::rank(rank) + 2
+    }
+
+    /// Line of the words that a rank has read of a journal.
+    pub(crate) fn tail(rank: usize, journal: usize) -> usize {
+        Self::rank(rank) + 3 + journal
+    }
+
+    /// Number of lines of synchronization words.
+    pub(crate) fn lines(&self) -> usize {
+        Self::rank(self.ranks)
+    }
+
+    /// First word of a journal's ring.
+    pub(crate) fn ring(&self, journal: usize) -> usize {
+        self.lines() * LINE + journal * self.journal
+    }
+
+    /// First word of one of a rank's two pieces, its header included.
+    pub(crate) fn piece(&self, rank: usize, parity: u32) -> usize {
+        let size = PIECE_HEADER.next_multiple_of(LINE) + self.piece;
+        self.ring(JOURNALS) + (rank * 2 + parity as usize % 2) * size
+    }
+
+    /// First word of the numbers of a piece.
+    pub(crate) fn numbers(&self, rank: usize, parity: u32) -> usize {
+        self.piece(rank, parity) + PIECE_HEADER.next_multiple_of(LINE)
+    }
+
+    /// Number of words.
+    pub(crate) fn words(&self) -> usize {
+        self.piece(self.ranks, 0)
+    }
+}

@@ -1,0 +1,41 @@
+//! Tensor parallelism: the ranks of one engine, a process each.
+//!
+//! ```text
+//!               rank 0: the engine's process           rank 1 … M-1: `kvasir rank`
+//! Engine ──► Ranked ──► StepBroadcast ──journal──► follow_steps ──► executor of a part
+//!              └─► executor of a part ◄──── collectives ────────────┘
+//! ```
+//!
+//! Rank 0 schedules, and samples; the others compute its steps. All memory that they share is one
+//! anonymous file ([`memory`]). Nothing is copied through the kernel, and a rank that waits polls before
+//! it sleeps, so a step reaches another rank in microseconds.
+//!
+//! - [`party`]: counters in shared memory, waiting, and the ordering argument.
+//! - [`journal`]: a ring of records from rank 0 to all others: binds, releases, steps.
+//! - [`contributions`]: sums and concatenations, in rank order.
+//! - [`group`]: starts the processes and watches them. A rank that ends is *lost*: every wait in the
+//!   group ends with an error, which ends the engine. The front then continues its requests elsewhere.
+//!
+//! `loom/` explores the interleavings of `party`, `journal` and `contributions`.
+
+#[allow(unsafe_code)]
+mod contributions;
+mod follow;
+mod group;
+#[allow(unsafe_code)]
+mod journal;
+mod layout;
+mod member;
+#[allow(unsafe_code)]
+mod memory;
+mod party;
+mod rank_message;
+mod ring_error;
+mod step_broadcast;
+mod step_words;
+mod sync;
+
+pub use follow::{RankConfig, RankError, RankProcess};
+pub use group::{GroupConfig, GroupError, RankCommand, RankGroup};
+pub use member::Member;
+pub use step_broadcast::StepBroadcast;

@@ -1,0 +1,102 @@
+//! [`Party`]: one rank's access to the shared memory of its group, and how it waits for the others.
+//!
+//! A rank that waits polls some thousand times, then yields, then sleeps on its *doorbell*, a futex.
+//! Whatever another rank publishes is a counter on a cache line of its own.
+//!
+//! Ordering. Data is written before its counter is stored (`Release`) and read after the counter was
+//! loaded (`Acquire`). No wake-up is lost:
+//!
+//! - *Waiter*: add 1 to `sleepers`; `fence(SeqCst)`; read the doorbell; check the counters; sleep if
+//!   the doorbell is unchanged; repeat from reading the doorbell.
+//! - *Publisher*: store the counter; `fence(SeqCst)`; read `sleepers`; if it is not 0, add 1 to the
+//!   doorbell and wake its sleepers.
+//!
+//! If the publisher's fence comes first, the waiter's check sees the counter. Otherwise the publisher
+//! sees the sleeper and changes the doorbell: before the waiter reads it, and then the check sees the
+//! counter, or after, and then the waiter does not sleep. The loss of a rank rings every doorbell
+//! unconditionally. `loom/` explores the interleavings.
+
+use crate::ranks::layout::Layout;
+use crate::ranks::memory::SharedMemory;
+use crate::ranks::ring_error::RingError;
+use crate::ranks::sync::{Ordering, SPINS, YIELDS, fence, spin_loop, yield_now};
+
+/// One rank's access to the shared memory of its group.
+pub(crate) struct Party {
+    pub(crate) memory: SharedMemory,
+    pub(crate) layout: Layout,
+    pub(crate) rank: usize,
+}
+
+impl Party {
+    pub(crate) fn new(memory: SharedMemory, layout: Layout, rank: usize) -> Self {
+        Self { memory, layout, rank }
+    }
+
+    /// Reads a counter, and what was written before it.
+    pub(crate) fn load(&self, line: usize) -> u32 {
+        self.memory.word(line).load(Ordering::Acquire)
+    }
+
+    /// Publishes a counter of this rank, and wakes `others` if they sleep.
+    pub(crate) fn publish(&self, line: usize, value: u32, others: impl Iterator<Item = usize>) {
+        self.memory.word(line).store(value, Ordering::Release);
+        fence(Ordering::SeqCst);
+        for rank in others {
+            if self.memory.word(Layout::sleepers(rank)).load(Ordering::Relaxed) > 0 {
+                self.ring(rank);
+            }
+        }
+    }
+
+    fn ring(&self, rank: usize) {
+        let doorbell = self.memory.futex(Layout::doorbell(rank));
+        doorbell.0.fetch_add(1, Ordering::AcqRel);
+        doorbell.wake();
+    }
+
+    /// Records that a rank is lost, which ends every wait in the group.
+    pub(crate) fn lose(&self, rank: usize) {
+        let lost = self.memory.word(Layout::LOST);
+        let _ = lost.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
+        (0..self.layout.ranks).for_each(|rank| self.ring(rank));
+    }
+
+    /// The rank that the group has lost, if any.
+    pub(crate) fn lost(&self) -> Option<usize> {
+        (self.load(Layout::LOST) as usize).checked_sub(1)
+    }
+
+    /// Waits until `check` returns a value, or a rank is lost.
+    pub(crate) fn wait<T>(&self, mut check: impl FnMut() -> Option<T>) -> Result<T, RingError> {
+        let mut checked = || match check() {
+            Some(value) => Some(Ok(value)),
+            None => self.lost().map(|rank| Err(RingError::Lost(rank))),
+        };
+        for poll in 0..SPINS + YIELDS {
+            if let Some(result) = checked() {
+                return result;
+            }
+            if poll < SPINS { spin_loop() } else { yield_now() }
+        }
+        let sleepers = self.memory.word(Layout::sleepers(self.rank));
+        let doorbell = self.memory.futex(Layout::doorbell(self.rank));
+        sleepers.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let result = loop {
+            let rung = doorbell.0.load(Ordering::Acquire);
+            if let Some(result) = checked() {
+                break result;
+            }
+            doorbell.sleep(rung);
+        };
+        sleepers.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+
+    /// All ranks but this one.
+    pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.rank;
+        (0..self.layout.ranks).filter(move |rank| *rank != own)
+    }
+}

@@ -1,0 +1,83 @@
+//! Messages over the socket between rank 0 and another rank, before the first step: msgpack behind its
+//! length.
+//!
+//! Afterwards the socket carries nothing. Each side learns from its end that the other has ended.
+
+use crate::message::Identity;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+};
+
+/// Version of the messages, and of the records in shared memory.
+pub(crate) const PROTOCOL: u32 = 1;
+/// Maximum size of an encoded message.
+const MAX_BYTES: u32 = 1 << 20;
+
+/// From another rank to rank 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum FromRank {
+    /// The first message.
+    Hello { protocol: u32, identity: Identity },
+    /// Its executor is ready.
+    Ready,
+    /// It cannot start.
+    Failed { why: String },
+}
+
+/// From rank 0 to another rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum ToRank {
+    /// Build an executor with a KV cache of so many slots.
+    Start { slots: u32 },
+}
+
+/// Writes a message.
+pub(crate) fn send<T: Serialize>(mut socket: &UnixStream, message: &T) -> io::Result<()> {
+    let body = rmp_serde::to_vec_named(message).map_err(io::Error::other)?;
+    let length = u32::try_from(body.len()).map_err(io::Error::other)?;
+    socket.write_all(&length.to_le_bytes())?;
+    socket.write_all(&body)
+}
+
+/// Reads a message.
+pub(crate) fn receive<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Result<T> {
+    let mut length = [0; 4];
+    socket.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > MAX_BYTES {
+        return Err(io::Error::other(format!("a message of {length} bytes is too large")));
+    }
+    let mut body = vec![0; length as usize];
+    socket.read_exact(&mut body)?;
+    rmp_serde::from_slice(&body).map_err(io::Error::other)
+}
+
+/// Waits until the other side has ended.
+pub(crate) fn wait_for_end(mut socket: &UnixStream) {
+    let mut buffer = [0; 64];
+    while socket.read(&mut buffer).is_ok_and(|read| read > 0) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_cross_a_socket_and_garbled_ones_are_errors() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let hello = FromRank::Hello { protocol: PROTOCOL, identity: Identity::default() };
+        send(&ours, &hello).unwrap();
+        send(&ours, &FromRank::Ready).unwrap();
+        assert_eq!(receive::<FromRank>(&theirs).unwrap(), hello);
+        assert_eq!(receive::<FromRank>(&theirs).unwrap(), FromRank::Ready);
+        send(&ours, &7).unwrap();
+        assert!(receive::<FromRank>(&theirs).is_err());
+        (&ours).write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert!(receive::<ToRank>(&theirs).unwrap_err().to_string().contains("too large"));
+        drop(ours);
+        assert!(receive::<ToRank>(&theirs).is_err());
+        wait_for_end(&theirs);
+    }
+}

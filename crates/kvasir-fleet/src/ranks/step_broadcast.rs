@@ -1,0 +1,66 @@
+//! [`StepBroadcast`]: the control of rank 0, which sends each bind, release and step to the other ranks.
+
+use crate::ranks::journal::Journal;
+use crate::ranks::member::Member;
+use crate::ranks::ring_error::RingError;
+use crate::ranks::step_words::encode;
+use kvasir_exec::{PoolRow, RankControl, Step, StepError};
+use kvasir_kv::Slot;
+use std::{ops::Range, sync::Arc};
+
+/// Number of the journal of steps.
+pub(crate) const STEPS: usize = 0;
+
+/// Kinds of records in the journal of steps.
+pub(crate) mod record {
+    /// Words: pool row, final length.
+    pub(crate) const BIND: u32 = 1;
+    /// Words: start and end of each range of slots.
+    pub(crate) const RELEASE: u32 = 2;
+    /// An encoded step.
+    pub(crate) const STEP: u32 = 3;
+}
+
+/// Sends what rank 0 runs to the other ranks.
+pub struct StepBroadcast {
+    member: Arc<Member>,
+    journal: Journal,
+    words: Vec<u32>,
+}
+
+impl StepBroadcast {
+    /// The control of rank 0, which `member` must be. A group has one.
+    pub fn new(member: Arc<Member>) -> Self {
+        Self { member, journal: Journal::new(STEPS), words: Vec::new() }
+    }
+
+    fn write(&mut self, kind: u32) -> Result<(), StepError> {
+        let written = self.journal.write(&self.member.party, kind, &self.words);
+        written.map_err(|error: RingError| self.member.step_error(&error))
+    }
+}
+
+impl RankControl for StepBroadcast {
+    fn bind(&mut self, row: PoolRow, final_len: u32) -> Result<(), StepError> {
+        self.words.clear();
+        self.words.extend([row.0, final_len]);
+        self.write(record::BIND)
+    }
+
+    fn release(&mut self, slots: &[Range<Slot>]) -> Result<(), StepError> {
+        self.words.clear();
+        self.words.extend(slots.iter().flat_map(|range| [range.start, range.end]));
+        self.write(record::RELEASE)
+    }
+
+    fn begin(&mut self, step: &Step) -> Result<(), StepError> {
+        self.member.contributions.begin_step();
+        self.words.clear();
+        encode(step, &mut self.words);
+        self.write(record::STEP)
+    }
+
+    fn end(&mut self, _: &mut Step, result: Result<(), StepError>) -> Result<(), StepError> {
+        self.member.settle(result)
+    }
+}

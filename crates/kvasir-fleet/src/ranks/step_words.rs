@@ -1,0 +1,323 @@
+//! Steps as 32-bit words: what rank 0 sends to the other ranks, and what a step's hash covers.
+//!
+//! Sampling parameters are left out, since only rank 0 samples. A list is its length and its elements,
+//! each of a fixed number of words; so encoding and decoding copy most of a step in blocks.
+//!
+//! Decoding checks lengths and enumerations. Whether a step fits its executor, the executor checks.
+
+use kvasir_exec::{BatchRow, Drafts, PoolRow, RowKind, Step, StepKind};
+use kvasir_kv::{
+    Layout, Mask, PlanKind, PlanRow, PlanTable, PoolId, Segment, SeqId, SlotCopy, Span, StepId,
+};
+use kvasir_sample::Sampling;
+
+const ROW: usize = 20;
+const PLAN_ROW: usize = 12;
+const SEGMENT: usize = 9;
+
+fn low_high(value: u64) -> [u32; 2] {
+    [value as u32, (value >> 32) as u32]
+}
+
+fn wide(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// Appends a step without its output.
+pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
+    let (batch, plan) = (&step.batch, &step.plan);
+    into.extend(low_high(batch.step.0));
+    into.extend([batch.kind as u32, batch.spec_steps, batch.logits.into()]);
+    into.extend(low_high(plan.step.0));
+    into.extend(low_high(plan.generation));
+    into.extend([plan.kind as u32, plan.read_bound]);
+    let list = |words: &[u32], into: &mut Vec<u32>| {
+        into.push(words.len() as u32);
+        into.extend_from_slice(words);
+    };
+    list(&batch.tokens, into);
+    into.push(batch.rows.len() as u32);
+    for row in &batch.rows {
+        let [request, request_high] = low_high(row.request);
+        let [seq, seq_high] = low_high(row.seq.0);
+        let tree = row.drafts.tree.unwrap_or_default();
+        let words: [u32; ROW] = [
+            request,
+            request_high,
+            seq,
+            seq_high,
+            row.kind as u32,
+            row.tokens.start,
+            row.tokens.len,
+            row.cached,
+            row.context_len,
+            row.last_block_tokens,
+            row.sample_from,
+            row.scored.start,
+            row.scored.len,
+            row.pool_row.0,
+            row.drafts.count,
+            row.drafts.tree.is_some().into(),
+            tree.start,
+            tree.len,
+            row.feeds_draft.into(),
+            row.draft_depth,
+        ];
+        into.extend(words);
+    }
+    into.push(batch.parents.len() as u32);
+    into.extend(batch.parents.iter().map(|parent| *parent as u32));
+    into.push(plan.moves.len() as u32);
+    into.extend(plan.moves.iter().flat_map(|copy| [copy.from, copy.to]));
+    into.push(plan.rows.len() as u32);
+    for row in &plan.rows {
+        let [seq, seq_high] = low_high(row.seq.0);
+        let [mask, at, words_per_query] = match row.mask {
+            Mask::None => [0; 3],
+            Mask::Causal => [1, 0, 0],
+            Mask::Explicit { at, words_per_query } => [2, at, words_per_query],
+        };
+        let (queries, segments) = (row.queries, row.segments);
+        let words: [u32; PLAN_ROW] = [
+            seq,
+            seq_high,
+            queries.start,
+            queries.len,
+            segments.start,
+            segments.len,
+            row.read_len,
+            mask,
+            at,
+            words_per_query,
+            row.left_pad_blocks,
+            row.redirected,
+        ];
+        into.extend(words);
+    }
+    list(&plan.positions, into);
+    list(&plan.write_slots, into);
+    into.push(plan.segments.len() as u32);
+    for segment in &plan.segments {
+        let [layout, at, block, offset] = match segment.layout {
+            Layout::Run { start } => [0, start, 0, 0],
+            Layout::Table { at, block, offset } => [1, at, block, offset],
+        };
+        let (is_sparse, sparse) = (segment.sparse.is_some().into(), segment.sparse.unwrap_or(0));
+        let words: [u32; SEGMENT] =
+            [segment.pool.0, layout, at, block, offset, segment.len, segment.first, is_sparse, sparse];
+        into.extend(words);
+    }
+    list(&plan.table, into);
+    list(&plan.read_positions, into);
+    into.push(plan.mask_words.len() as u32);
+    into.extend(plan.mask_words.iter().flat_map(|word| low_high(*word)));
+}
+
+/// The words that are left to decode.
+struct Words<'a>(&'a [u32]);
+
+impl<'a> Words<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u32; N], String> {
+        let (first, rest) = self.0.split_first_chunk().ok_or("it is cut off")?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    /// The words of the next list, `each` per element.
+    fn list(&mut self, each: usize) -> Result<&'a [u32], String> {
+        let [count] = self.array()?;
+        let length = (count as usize).checked_mul(each).filter(|length| *length <= self.0.len());
+        let (first, rest) = self.0.split_at(length.ok_or("a list is cut off")?);
+        self.0 = rest;
+        Ok(first)
+    }
+
+    fn copy(&mut self, into: &mut Vec<u32>) -> Result<(), String> {
+        let words = self.list(1)?;
+        into.clear();
+        into.extend_from_slice(words);
+        Ok(())
+    }
+}
+
+fn of<T: Copy>(name: &str, values: &[T], word: u32) -> Result<T, String> {
+    values.get(word as usize).copied().ok_or_else(|| format!("{name} `{word}` is unknown"))
+}
+
+const STEP_KINDS: [StepKind; 4] = [StepKind::Prefill, StepKind::Decode, StepKind::Mixed, StepKind::Dummy];
+const ROW_KINDS: [RowKind; 4] = [RowKind::Prefill, RowKind::Decode, RowKind::MultiDecode, RowKind::Dummy];
+const PLAN_KINDS: [PlanKind; 3] = [PlanKind::Contiguous, PlanKind::Ragged, PlanKind::Explicit];
+
+/// Replaces a step by the one that `words` hold, with default sampling parameters.
+pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
+    let mut words = Words(words);
+    let [id, id_high, kind, spec_steps, logits] = words.array()?;
+    let (batch, plan) = (&mut step.batch, &mut step.plan);
+    batch.reset(StepId(wide(id, id_high)));
+    batch.kind = of("step kind", &STEP_KINDS, kind)?;
+    (batch.spec_steps, batch.logits) = (spec_steps, logits != 0);
+    let [id, id_high, generation, generation_high, kind, read_bound] = words.array()?;
+    plan.reset(StepId(wide(id, id_high)), wide(generation, generation_high));
+    (plan.kind, plan.read_bound) = (of("plan kind", &PLAN_KINDS, kind)?, read_bound);
+    words.copy(&mut batch.tokens)?;
+    for row in words.list(ROW)?.as_chunks().0 {
+        let row: &[u32; ROW] = row;
+        batch.rows.push(BatchRow {
+            request: wide(row[0], row[1]),
+            seq: SeqId(wide(row[2], row[3])),
+            kind: of("row kind", &ROW_KINDS, row[4])?,
+            tokens: Span { start: row[5], len: row[6] },
+            cached: row[7],
+            context_len: row[8],
+            last_block_tokens: row[9],
+            sample_from: row[10],
+            scored: Span { start: row[11], len: row[12] },
+            pool_row: PoolRow(row[13]),
+            drafts: Drafts {
+                count: row[14],
+                tree: Some(Span { start: row[16], len: row[17] }).filter(|_| row[15] != 0),
+            },
+            feeds_draft: row[18] != 0,
+            draft_depth: row[19],
+            sampling: Sampling::default(),
+        });
+    }
+    batch.parents.extend(words.list(1)?.iter().map(|parent| *parent as i32));
+    let moves = words.list(2)?.as_chunks().0;
+    plan.moves.extend(moves.iter().map(|&[from, to]| SlotCopy { from, to }));
+    for row in words.list(PLAN_ROW)?.as_chunks().0 {
+        let row: &[u32; PLAN_ROW] = row;
+        plan.rows.push(PlanRow {
+            seq: SeqId(wide(row[0], row[1])),
+            queries: Span { start: row[2], len: row[3] },
+            segments: Span { start: row[4], len: row[5] },
+            read_len: row[6],
+            mask: match row[7] {
+                0 => Mask::None,
+                1 => Mask::Causal,
+                2 => Mask::Explicit { at: row[8], words_per_query: row[9] },
+                other => return Err(format!("mask `{other}` is unknown")),
+            },
+            left_pad_blocks: row[10],
+            redirected: row[11],
+        });
+    }
+    words.copy(&mut plan.positions)?;
+    words.copy(&mut plan.write_slots)?;
+    for segment in words.list(SEGMENT)?.as_chunks().0 {
+        let &[pool, layout, at, block, offset, len, first, is_sparse, sparse]: &[u32; SEGMENT] = segment;
+        plan.segments.push(Segment {
+            pool: PoolId(pool),
+            layout: match layout {
+                0 => Layout::Run { start: at },
+                1 => Layout::Table { at, block, offset },
+                other => return Err(format!("layout `{other}` is unknown")),
+            },
+            len,
+            first,
+            sparse: Some(sparse).filter(|_| is_sparse != 0),
+        });
+    }
+    let mut table = Vec::from(std::mem::take(&mut plan.table));
+    words.copy(&mut table)?;
+    plan.table = PlanTable::from(table);
+    words.copy(&mut plan.read_positions)?;
+    let masks = words.list(2)?.as_chunks().0;
+    plan.mask_words.extend(masks.iter().map(|&[low, high]| wide(low, high)));
+    if words.0.is_empty() { Ok(()) } else { Err(format!("{} words are left over", words.0.len())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvasir_testkit::Random;
+
+    /// A step of random values, not a meaningful one.
+    fn random_step(random: &mut Random) -> Step {
+        let mut step = Step::default();
+        let (batch, plan) = (&mut step.batch, &mut step.plan);
+        let mut number = || random.below(1 << 32) as u32;
+        let wide_number = |low: u32, high: u32| wide(low, high);
+        (batch.step, plan.step) = (StepId(wide_number(number(), number())), StepId(number().into()));
+        plan.generation = wide_number(number(), number());
+        batch.kind = STEP_KINDS[number() as usize % 4];
+        plan.kind = PLAN_KINDS[number() as usize % 3];
+        (batch.spec_steps, batch.logits, plan.read_bound) = (number(), number() % 2 == 0, number());
+        let mut span = || Span { start: number(), len: number() };
+        for _ in 0..5 {
+            let (tokens, scored, tree, other, both) = (span(), span(), span(), span(), span());
+            batch.rows.push(BatchRow {
+                request: wide(other.start, other.len),
+                seq: SeqId(wide(both.start, both.len)),
+                kind: ROW_KINDS[other.start as usize % 4],
+                tokens,
+                cached: both.len,
+                context_len: tree.len,
+                last_block_tokens: scored.len,
+                sample_from: tokens.len,
+                scored,
+                pool_row: PoolRow(other.len),
+                drafts: Drafts { count: both.start, tree: Some(tree).filter(|_| tree.len % 2 == 0) },
+                feeds_draft: scored.len % 2 == 0,
+                draft_depth: other.start,
+                sampling: Sampling::default(),
+            });
+            let masks = [Mask::None, Mask::Causal, Mask::Explicit { at: tree.len, words_per_query: both.len }];
+            plan.rows.push(PlanRow {
+                seq: SeqId(wide(both.start, both.len)),
+                queries: tokens,
+                segments: scored,
+                read_len: tree.start,
+                mask: masks[other.len as usize % 3],
+                left_pad_blocks: both.len,
+                redirected: other.start,
+            });
+            let table = Layout::Table { at: tree.start, block: tree.len, offset: scored.start };
+            let layout = if tree.start % 2 == 0 { table } else { Layout::Run { start: tree.start } };
+            let sparse = Some(other.len).filter(|sparse| sparse % 2 == 0);
+            let pool = PoolId(both.start);
+            plan.segments.push(Segment { pool, layout, len: scored.len, first: tokens.len, sparse });
+            plan.moves.push(SlotCopy { from: tree.start, to: scored.len });
+            batch.tokens.push(tokens.start);
+            batch.parents.push(tree.len as i32);
+            plan.positions.push(tokens.len);
+            plan.write_slots.push(both.len);
+            plan.read_positions.push(other.len);
+            plan.mask_words.push(wide(other.start, both.len));
+            plan.table.make_mut().push(scored.start);
+        }
+        step
+    }
+
+    #[test]
+    fn steps_survive_encoding() {
+        let mut decoded = Step::default();
+        for seed in 0..200 {
+            let step = random_step(&mut Random::new(seed));
+            let mut words = Vec::new();
+            encode(&step, &mut words);
+            assert_eq!(decode(&words, &mut decoded), Ok(()));
+            assert_eq!(decoded, step, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn garbled_steps_are_errors_or_other_steps() {
+        let mut refused = 0;
+        for seed in 0..3000 {
+            let mut random = Random::new(seed);
+            let mut words = Vec::new();
+            encode(&random_step(&mut random), &mut words);
+            match random.below(3) {
+                0 => words.truncate(random.below(words.len() as u64) as usize),
+                1 => words.push(random.below(1 << 32) as u32),
+                _ => {
+                    let at = random.below(words.len() as u64) as usize;
+                    words[at] = random.below(1 << 32) as u32;
+                }
+            }
+            refused += u32::from(decode(&words, &mut Step::default()).is_err());
+        }
+        assert!(refused > 2000, "{refused}");
+    }
+}
