@@ -108,5 +108,5 @@ pub use crate::fitting::{Fitting, Original};
 pub use crate::output::{DraftCandidate, DraftProposal, Drawn, NO_TOKEN, Output, OutputRow, TokenLogprobs};
 pub use crate::padding::Padding;
 pub use crate::ranked::{RankControl, Ranked};
-pub use crate::ranks::{Ranks, ThreadRank};
+pub use crate::ranks::{JoinBuffers, Ranks, ThreadRank};
 pub use crate::sampler_row::{DrawnDrafts, SamplerRow, SamplerRows};

@@ -37,6 +37,7 @@ pub trait Ranks: Send + Sync {
     }
 }
 
+/// Programs of one rank (a target and its draft model) share the connection to the other ranks.
 impl<R: Ranks + ?Sized> Ranks for Arc<R> {
     fn count(&self) -> usize {
         (**self).count()
@@ -52,6 +53,45 @@ impl<R: Ranks + ?Sized> Ranks for Arc<R> {
 
     fn samples(&self) -> bool {
         (**self).samples()
+    }
+}
+
+/// All-gather of rows that do not divide evenly: the last ranks' rows are narrower than the others'.
+/// Holds the buffers that it needs for those.
+#[derive(Debug, Default)]
+pub struct JoinBuffers {
+    own: Vec<f32>,
+    all: Vec<f32>,
+}
+
+impl JoinBuffers {
+    /// Joins the ranks' rows to rows of `whole` numbers in `to`. This rank's are `width` wide: the
+    /// ranks' common width `ceil(whole / count)`, or less on the last ones.
+    pub fn join(
+        &mut self,
+        ranks: &dyn Ranks,
+        rows: &[f32],
+        width: usize,
+        to: &mut [f32],
+        whole: usize,
+    ) -> Result<(), StepError> {
+        let common = whole.div_ceil(ranks.count().max(1));
+        let padded = common * ranks.count();
+        if padded == whole {
+            return ranks.join(rows, width, to);
+        }
+        let count = to.len() / whole.max(1);
+        self.own.clear();
+        self.own.resize(count * common, 0.0);
+        for (padded, row) in self.own.chunks_exact_mut(common).zip(rows.chunks_exact(width.max(1))) {
+            padded[..width].copy_from_slice(row);
+        }
+        self.all.resize(count * padded, 0.0);
+        ranks.join(&self.own, common, &mut self.all)?;
+        for (to, all) in to.chunks_exact_mut(whole).zip(self.all.chunks_exact(padded)) {
+            to.copy_from_slice(&all[..whole]);
+        }
+        Ok(())
     }
 }
 
@@ -116,6 +156,27 @@ impl Ranks for ThreadRank {
 #[cfg(test)]
 mod tests {
     use crate::ranks::*;
+
+    #[test]
+    fn uneven_rows_are_joined_without_padding() {
+        let joined: Vec<Vec<f32>> = std::thread::scope(|s| {
+            let run = |(at, rank): (usize, ThreadRank)| {
+                s.spawn(move || {
+                    // Rows of 7 numbers: 3, 3 and 1.
+                    let own: Vec<f32> = (0..2)
+                        .flat_map(|row| (at * 3..7.min(at * 3 + 3)).map(move |n| (row * 10 + n) as f32))
+                        .collect();
+                    let mut all = vec![0.0; 14];
+                    JoinBuffers::default().join(&rank, &own, own.len() / 2, &mut all, 7).unwrap();
+                    all
+                })
+            };
+            let running: Vec<_> = ThreadRank::all(3).into_iter().enumerate().map(run).collect();
+            running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
+        });
+        let want: Vec<f32> = (0..2).flat_map(|row| (0..7).map(move |n| (row * 10 + n) as f32)).collect();
+        assert!(joined.iter().all(|all| *all == want), "{joined:?}");
+    }
 
     #[test]
     fn ranks_meet_again_and_again_and_all_get_the_same() {

@@ -388,12 +388,22 @@ impl Checkpoint {
         Source {
             config: self.config().clone(),
             tensors: Some(self.tensors().map(|t| (t.name.to_owned(), t.shape.to_vec())).collect()),
+            blocks: self.tensors().filter_map(|t| self.block_of(&t)).collect(),
             layout: Layout {
                 interleaved_qk: facts.interleaved_qk,
                 norm_plus_one: facts.norm_plus_one,
                 split_kv_b: facts.split_kv_b,
                 split_gate_up: facts.split_gate_up,
             },
+        }
+    }
+
+    /// The weight that a tensor stores in quantization blocks, and their length in elements.
+    fn block_of(&self, tensor: &TensorView<'_>) -> Option<(String, usize)> {
+        let mxfp4 = tensor.name.strip_suffix("_blocks").filter(|weight| self.tensor(weight).is_none());
+        match mxfp4 {
+            Some(weight) => Some((weight.to_owned(), DType::Mxfp4.block_len())),
+            None => tensor.dtype.is_quantized().then(|| (tensor.name.to_owned(), tensor.dtype.block_len())),
         }
     }
 

@@ -42,12 +42,14 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Rou
     routes
 }
 
-/// Computes Σ weight * down(act(gate(x)) * up(x)) over the chosen experts.
+/// Computes Σ weight * down(act(gate(x)) * up(x)) over the chosen experts that are among `experts`.
 pub(crate) fn mixture(x: &[f32], routes: &Routes, experts: &Experts, weights: &Weights, out: &mut [f32]) {
     out.fill(0.0);
-    for (expert, share) in routes {
+    let local =
+        |expert: u32| (expert as usize).checked_sub(experts.first).filter(|n| *n < experts.gate.count);
+    for (expert, share) in routes.iter().filter_map(|(expert, share)| Some((local(*expert)?, share))) {
         let one = |matrices: &kvasir_program::Matrices, x: &[f32]| {
-            let matrix = matrices.nth(*expert as usize);
+            let matrix = matrices.nth(expert);
             let mut y = vec![0.0; matrix.outputs];
             weights.multiply(&matrix, x, matrix.inputs, &mut y, matrix.outputs);
             y

@@ -13,10 +13,10 @@ use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
 use crate::pool::{Part, Pool};
 use crate::weights::Weights;
-use kvasir_exec::{Batch, Ranks, StepError};
+use kvasir_exec::{Batch, JoinBuffers, Ranks, StepError};
 use kvasir_kv::{Plan, PoolId, Token};
 use kvasir_program::{
-    Buffers, Collective, Holds, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId, WeightId,
+    Buffers, Collective, Holds, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId,
 };
 use std::{collections::HashMap, sync::Arc};
 
@@ -186,7 +186,9 @@ impl<'a> Run<'a> {
                 }
             }
             Op::Collect { x, how, .. } => match (how, self.job.ranks) {
-                (Collective::Join, Some(ranks)) => ranks.join(self.value(*x), self.width(*x), y)?,
+                (Collective::Join, Some(ranks)) => {
+                    JoinBuffers::default().join(ranks, self.value(*x), self.width(*x), y, width)?;
+                }
                 (Collective::Sum, Some(ranks)) => {
                     y.copy_from_slice(self.value(*x));
                     ranks.sum(y)?;
@@ -252,7 +254,7 @@ impl<'a> Run<'a> {
     fn attend(&self, op: &Op, y: &mut [f32], width: usize) {
         let Op::UpdateAndAttend { q, layer, scale, soft_cap, sinks, selection, .. } = op else { return };
         let facts = self.job.program.layers[layer.0 as usize];
-        let sinks = sinks.map(|sinks: WeightId| self.job.weights.get(sinks));
+        let sinks = sinks.map(|sinks| &self.job.weights.get(sinks.weight)[sinks.offset..]);
         let attention = Attention {
             layer: *layer,
             facts,

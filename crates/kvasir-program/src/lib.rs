@@ -46,9 +46,10 @@ pub use crate::ir::layer::{LayerFacts, LayerId};
 pub use crate::ir::op::{
     Activation, Collective, Experts, Groups, NormKind, NumberType, Op, Pairs, Routing, Score,
 };
-pub use crate::ir::program::{Program, Purpose, Tap};
+pub use crate::ir::program::{Program, Purpose, Shard, Tap};
 pub use crate::ir::rope::{LongRope, Rope, RopeId};
 pub use crate::ir::value::{Holds, Rows, Value, ValueId};
-pub use crate::ir::weight::{Matrices, Matrix, Role, Vector, Weight, WeightId};
+pub use crate::ir::weight::{Matrices, Matrix, Role, StoredRows, Vector, Weight, WeightId};
 pub use crate::model::Model;
 pub use crate::passes::buffers::Buffers;
+pub use crate::passes::split::error::SplitError;

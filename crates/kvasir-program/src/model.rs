@@ -9,6 +9,7 @@ use crate::builder::config::Config;
 use crate::builder::source::Source;
 use crate::error::{ProgramError, Result};
 use crate::ir::program::{Program, Purpose};
+use crate::passes::split::error::SplitError;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
@@ -55,6 +56,13 @@ impl Model {
         let model = Self { target, predictions };
         model.check_unused(source)?;
         Ok(model)
+    }
+
+    /// The programs of one of `ranks` ranks (tensor parallelism); see [`Program::for_rank`].
+    pub fn for_rank(&self, rank: usize, ranks: usize) -> std::result::Result<Self, SplitError> {
+        let part = |program: &Program| program.for_rank(rank, ranks);
+        let predictions = self.predictions.iter().map(part).collect::<std::result::Result<_, _>>()?;
+        Ok(Self { target: part(&self.target)?, predictions })
     }
 
     /// The target's program, then those of the MTP layers.

@@ -22,8 +22,8 @@ impl CpuModel {
         let of_op = |(op, weights): (&Op, &OpWeights)| {
             let bytes = weights.all().map(|l| l.stored_bytes).sum::<usize>() as f64;
             match weights {
-                OpWeights::Experts { gate, .. } => {
-                    let idle = 1.0 - self.program.chosen(op) as f64 / gate.len().max(1) as f64;
+                OpWeights::Experts { .. } => {
+                    let idle = 1.0 - self.program.chosen(op) as f64 / self.program.routed(op).max(1) as f64;
                     bytes * (1.0 - idle.powf(f64::from(tokens)))
                 }
                 _ => bytes,
@@ -43,7 +43,9 @@ impl CpuModel {
             }
             match weights {
                 OpWeights::Experts { gate, up, down } => {
-                    let used = self.program.chosen(op);
+                    // Of experts that are spread over ranks, a rank is routed to its share.
+                    let (used, all) = (self.program.chosen(op), self.program.routed(op).max(1));
+                    let used = (used * gate.len()).div_ceil(all);
                     [gate, up, down].into_iter().flat_map(|l| l.iter().take(used)).for_each(add);
                 }
                 _ => weights.all().for_each(add),

@@ -243,8 +243,7 @@ fn default_kv(isa: Isa, mut forms: impl Iterator<Item = Form>) -> KvType {
 
 /// Packs the weight matrices of one op.
 fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
-    let mut many =
-        |m: &Matrices| (0..m.count).map(|n| packer.linear(&m.nth(n))).collect::<Result<Vec<_>, _>>();
+    let mut many = |m: &Matrices| packer.linears(m);
     Ok(match op {
         Op::Linear { matrix, .. } => OpWeights::One(packer.linear(matrix)?),
         Op::Head { matrix, .. } => OpWeights::One(Linear { makes_logits: true, ..packer.linear(matrix)? }),
@@ -274,7 +273,7 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
 fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
     let pair = match op {
         Op::Norm { weight, bias, .. } => [Some(*weight), *bias],
-        Op::UpdateAndAttend { sinks, .. } => [*sinks, None],
+        Op::UpdateAndAttend { sinks, .. } => [sinks.map(|sinks| sinks.weight), None],
         Op::Route { routing, .. } => [routing.correction, None],
         Op::Embed { .. }
         | Op::Hidden { .. }

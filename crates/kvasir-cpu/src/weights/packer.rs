@@ -7,9 +7,10 @@
 //! | block-quantized integers (GGUF types, MXFP4) | integer panels |
 //! | all else | bf16 panels |
 //!
-//! Matrices whose rows are whole stored rows are read in place until they are packed, a part at
-//! each step (`in_place`). Transposed or strided views are dequantized as a whole first
-//! (`pack_dense`). Pages of the file are released once a matrix is packed.
+//! Matrices whose rows are stored rows, or whole blocks of them (a rank's columns), are read in place
+//! until they are packed, a part at each step (`in_place`). Of transposed or strided views, the stored
+//! rows that they touch are dequantized first (`pack_dense`). Pages of the file are released once a
+//! matrix is packed.
 
 use crate::threads::pool::ThreadPool;
 use crate::weights::bf16::Bf16Panels;
@@ -22,31 +23,45 @@ use crate::weights::precision::Precision;
 use crate::weights::quant::panels::QuantPanels;
 use crate::weights::source::{Scaled, Source};
 use kvasir_formats::{DType, Error};
-use kvasir_program::{Matrix, Program, Role, Vector, WeightId};
+use kvasir_program::{Matrices, Matrix, Program, Role, StoredRows, Vector, WeightId};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// Rows `first + n * step` of a stored weight, looked up by name whenever they are read.
+/// Rows `first + n * step` of a stored weight, or the same bytes of each, looked up by name whenever
+/// they are read.
 struct FileRows {
     source: Arc<Source>,
     name: String,
     shape: Vec<usize>,
     first: usize,
     step: usize,
+    /// The part of each row; `None` for whole rows.
+    part: Option<Range<usize>>,
 }
 
 impl EncodedRows for FileRows {
     fn lend(&self, to: &mut dyn FnMut(&RowBytes<'_>)) {
         // The weight was present in this shape when the model was loaded.
         let stored = self.source.stored(&self.name, &self.shape).ok().flatten();
-        match &stored {
-            Some(stored) => to(&|n| (stored.row)(self.first + n * self.step)),
-            None => to(&|_| &[]),
+        match (&stored, &self.part) {
+            (Some(stored), None) => to(&|n| (stored.row)(self.first + n * self.step)),
+            (Some(stored), Some(part)) => {
+                to(&|n| (stored.row)(self.first + n * self.step).get(part.clone()).unwrap_or_default())
+            }
+            (None, _) => to(&|_| &[]),
         }
     }
 
     fn will_read(&self, rows: Range<usize>) {
-        self.source.will_read(&self.name, self.in_file(rows));
+        if self.part.is_none() {
+            return self.source.will_read(&self.name, self.in_file(rows));
+        }
+        // The rest of the rows is another rank's: only the pages of these parts are touched.
+        const PAGE: usize = 4096;
+        self.lend(&mut |row| {
+            let touched = rows.clone().flat_map(|n| row(n).iter().step_by(PAGE));
+            std::hint::black_box(touched.fold(0, |all, byte| all ^ byte));
+        });
     }
 
     fn release(&self, rows: Range<usize>) {
@@ -61,14 +76,21 @@ impl FileRows {
     }
 }
 
-/// Packs matrices. Caches the last weight that was dequantized as a whole: the next matrices are
-/// often other views of it.
+/// Rows of a weight in f32.
+struct Dequantized {
+    weight: WeightId,
+    rows: Range<usize>,
+    values: Vec<f32>,
+}
+
+/// Packs matrices. Caches the rows that were dequantized last: the next matrices are often other
+/// views of them.
 pub(crate) struct Packer<'a> {
     pub(crate) threads: &'a ThreadPool,
     pub(crate) program: &'a Program,
     pub(crate) source: &'a Arc<Source>,
     pub(crate) precision: Precision,
-    unpacked: Option<(WeightId, Vec<f32>)>,
+    unpacked: Option<Dequantized>,
 }
 
 impl<'a> Packer<'a> {
@@ -93,6 +115,24 @@ impl<'a> Packer<'a> {
         }
         self.source.release(&weight.name, 0..usize::MAX);
         Ok(values)
+    }
+
+    /// Dequantizes some rows of a weight to f32 and releases their file pages. Falls back to the whole
+    /// weight if rows cannot be read by themselves; returns the rows that it read.
+    fn numbers_of_rows(&self, id: WeightId, rows: Range<usize>) -> Result<Dequantized, Error> {
+        let weight = self.program.weight(self.program.resolve(id));
+        let row_len = weight.shape.last().copied().unwrap_or(1).max(1);
+        let all = weight.shape.iter().product::<usize>() / row_len;
+        let mut values = vec![0.0; if rows.len() < all { rows.len() * row_len } else { 0 }];
+        let read = values
+            .chunks_exact_mut(row_len)
+            .zip(rows.clone())
+            .try_for_each(|(row, n)| self.source.row(&weight.name, &weight.shape, n, row));
+        if values.is_empty() || read.is_err() {
+            return Ok(Dequantized { weight: id, rows: 0..all, values: self.numbers(id)? });
+        }
+        self.source.release(&weight.name, rows.clone());
+        Ok(Dequantized { weight: id, rows, values })
     }
 
     /// Checks that rows of an embedding table can be read one by one.
@@ -125,6 +165,20 @@ impl<'a> Packer<'a> {
 
     /// Builds one linear layer's matrix. Its file pages are released if it is packed already.
     pub(crate) fn linear(&mut self, m: &Matrix) -> Result<Linear, Error> {
+        self.linear_within(m, extent(m))
+    }
+
+    /// Builds the matrices of a family.
+    pub(crate) fn linears(&mut self, all: &Matrices) -> Result<Vec<Linear>, Error> {
+        let last = all.nth(all.count.saturating_sub(1));
+        let together = (all.weight_stride == 0).then(|| extent(&all.first).start..extent(&last).end);
+        let build = |m: Matrix| self.linear_within(&m, together.clone().unwrap_or_else(|| extent(&m)));
+        (0..all.count).map(|n| all.nth(n)).map(build).collect()
+    }
+
+    /// Builds a matrix. If it must be dequantized first, then so are all elements of its weight in
+    /// `around`.
+    fn linear_within(&mut self, m: &Matrix, around: Range<usize>) -> Result<Linear, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let bias = m.bias.as_ref().map(|v| self.vector(v, m.outputs)).transpose()?;
         let (name, shape) = (&weight.name, &weight.shape);
@@ -133,35 +187,48 @@ impl<'a> Packer<'a> {
         let in_bf16x2 = self.precision == Precision::Bf16x2 && dtype != Some(DType::BF16);
         let wide = in_f32 || in_bf16x2 || dtype == Some(DType::F32);
         let row_len = shape.last().copied().unwrap_or(1);
-        let stored_bytes = dtype.map_or(Ok(row_len), |dtype| dtype.row_bytes(row_len))? * m.outputs;
-        let lies = m.stored_rows(row_len);
-        let packed = match dtype.zip(lies) {
-            None => self.pack_dense(m, wide, dtype)?,
-            Some((dtype, (first, step))) => {
+        // Parts of rows are read in place if they are whole blocks.
+        let lies = dtype.zip(m.stored_rows(row_len)).filter(|(dtype, rows)| {
+            [rows.columns.start, rows.columns.len()].iter().all(|len| dtype.row_bytes(*len).is_ok())
+        });
+        let used = lies.as_ref().map_or(row_len, |(_, rows)| rows.columns.len());
+        let stored_bytes = dtype.map_or(Ok(used), |dtype| dtype.row_bytes(used))? * m.outputs;
+        let packed = match &lies {
+            None => self.pack_dense(m, wide, dtype, around)?,
+            Some((dtype, lying)) => {
+                let StoredRows { first, step, columns } = lying;
                 let stored = self.source.stored(name, shape)?;
                 let rows = stored.as_ref().map_or_else(|| shape.iter().rev().skip(1).product(), |s| s.rows);
                 if first + step * m.outputs.saturating_sub(1) >= rows {
                     return Err(Error::at(format!("tensor {name}"), "has too few rows"));
                 }
-                let codes = if wide { self.pack_codes(name, m, first, step)? } else { None };
+                let codes = if wide { self.pack_codes(name, m, lying, row_len)? } else { None };
                 match codes {
                     Some(packed) => packed,
-                    None if !wide && stored.is_some() => self.in_place(dtype, m, first, step)?,
+                    None if !wide && stored.is_some() => self.in_place(*dtype, m, lying, row_len)?,
                     None => {
                         let failed = OnceLock::new();
-                        let packed = self.pack(wide.then_some(Width::of(dtype)), m, &|n, out| {
+                        let read = |n: usize, out: &mut [f32]| {
                             if let Err(why) = self.source.row(name, shape, first + n * step, out) {
                                 // The first error is reported; later rows of a failed matrix do not
                                 // matter.
                                 let _ = failed.set(why);
                             }
+                        };
+                        let packed = self.pack(wide.then_some(Width::of(*dtype)), m, &|n, out| {
+                            if out.len() == row_len {
+                                return read(n, out);
+                            }
+                            let mut whole = vec![0.0; row_len];
+                            read(n, &mut whole);
+                            out.copy_from_slice(&whole[columns.clone()]);
                         })?;
                         failed.into_inner().map_or(Ok(packed), Err)?
                     }
                 }
             }
         };
-        if let Some((first, step)) = lies.filter(|_| packed.is_packed()) {
+        if let Some((_, StoredRows { first, step, .. })) = lies.filter(|_| packed.is_packed()) {
             self.source.release(name, first..first + step * m.outputs);
         }
         Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes, makes_logits: false })
@@ -169,10 +236,19 @@ impl<'a> Packer<'a> {
 
     /// A matrix that is read in place until it is packed. It is packed at once if the source does
     /// not stay readable.
-    fn in_place(&self, dtype: DType, m: &Matrix, first: usize, step: usize) -> Result<Packed, Error> {
+    fn in_place(
+        &self,
+        dtype: DType,
+        m: &Matrix,
+        lying: &StoredRows,
+        row_len: usize,
+    ) -> Result<Packed, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let (name, shape, source) = (weight.name.clone(), weight.shape.clone(), Arc::clone(self.source));
-        let rows = FileRows { source, name, shape, first, step };
+        let StoredRows { first, step, columns } = lying.clone();
+        let bytes = dtype.row_bytes(columns.start)?..dtype.row_bytes(columns.end)?;
+        let part = (columns.len() < row_len).then_some(bytes);
+        let rows = FileRows { source, name, shape, first, step, part };
         let size = (m.outputs, m.inputs);
         let packed = match QuantPanels::quantized(dtype, size, rows) {
             Ok(panels) => Packed::Quant(panels),
@@ -201,18 +277,33 @@ impl<'a> Packer<'a> {
     }
 
     /// Packs FP8 or MXFP4 codes with their scales, without dequantization; `None` if the weight is
-    /// of another type.
-    fn pack_codes(&self, name: &str, m: &Matrix, first: usize, step: usize) -> Result<Option<Packed>, Error> {
+    /// of another type, or the matrix begins or ends within a part of a row that has one scale.
+    fn pack_codes(
+        &self,
+        name: &str,
+        m: &Matrix,
+        lying: &StoredRows,
+        row_len: usize,
+    ) -> Result<Option<Packed>, Error> {
         let (threads, size) = (self.threads, (m.outputs, m.inputs));
-        let whole = |w: &Scaled<'_>| w.codes.row_len == m.inputs && w.block.1.is_multiple_of(PART);
-        let packed = if let Some(w) = self.source.nibbles(name)?.filter(|w| w.row_len == m.inputs) {
+        let StoredRows { first, step, columns } = lying;
+        let whole = columns.start.is_multiple_of(PART)
+            && (columns.end == row_len || columns.end.is_multiple_of(PART));
+        let is_scaled = |w: &Scaled<'_>| w.codes.row_len == row_len && w.block.1.is_multiple_of(PART);
+        let packed = if !whole {
+            return Ok(None);
+        } else if let Some(w) = self.source.nibbles(name)?.filter(|w| w.row_len == row_len) {
             F32Panels::codes(threads, size, Width::Mxfp4, |n, lane, panel, _| {
-                mxfp4::put_codes(lane, (w.row)(first + n * step), panel);
+                let (codes, scales) = (w.row)(first + n * step);
+                let codes = codes.get(columns.start / 2..columns.end / 2).unwrap_or_default();
+                let scales = scales.get(columns.start / PART..columns.end / PART).unwrap_or_default();
+                mxfp4::put_codes(lane, (codes, scales), panel);
             })
-        } else if let Some(w) = self.source.scaled(name)?.filter(whole) {
+        } else if let Some(w) = self.source.scaled(name)?.filter(is_scaled) {
             F32Panels::codes(threads, size, Width::Fp8, |n, lane, panel, _| {
                 let row = first + n * step;
-                fp8::put_codes(lane, (w.codes.row)(row), |part| w.scale(row, part * PART), panel);
+                let codes = (w.codes.row)(row).get(columns.clone()).unwrap_or_default();
+                fp8::put_codes(lane, codes, |part| w.scale(row, columns.start + part * PART), panel);
             })
         } else {
             return Ok(None);
@@ -220,30 +311,49 @@ impl<'a> Packer<'a> {
         packed.map(|packed| Some(Packed::F32(packed))).map_err(out_of_memory)
     }
 
-    /// Packs a view that does not consist of whole stored rows, from the dequantized weight.
-    fn pack_dense(&mut self, m: &Matrix, wide: bool, dtype: Option<DType>) -> Result<Packed, Error> {
+    /// Packs a view that does not consist of whole stored rows or blocks, from the dequantized rows
+    /// that contain the elements in `around`.
+    fn pack_dense(
+        &mut self,
+        m: &Matrix,
+        wide: bool,
+        dtype: Option<DType>,
+        around: Range<usize>,
+    ) -> Result<Packed, Error> {
         let id = self.program.resolve(m.weight);
-        if self.unpacked.as_ref().is_none_or(|(have, _)| *have != id) {
-            self.unpacked = None;
-            self.unpacked = Some((id, self.numbers(id)?));
-        }
-        let values = self.unpacked.as_ref().map_or(&[][..], |(_, values)| values);
-        let last =
-            m.offset + (m.outputs.max(1) - 1) * m.output_stride + (m.inputs.max(1) - 1) * m.input_stride;
-        if last >= values.len() {
+        let shape = &self.program.weight(id).shape;
+        let row_len = shape.last().copied().unwrap_or(1).max(1);
+        if extent(m).end > shape.iter().product::<usize>() {
             return Err(Error::at(
                 format!("tensor {}", self.program.weight(id).name),
                 "is too small for its matrix",
             ));
         }
+        let rows = around.start / row_len..around.end.div_ceil(row_len);
+        let has = |have: &Dequantized| {
+            have.weight == id && have.rows.start <= rows.start && rows.end <= have.rows.end
+        };
+        if !self.unpacked.as_ref().is_some_and(has) {
+            self.unpacked = None;
+            self.unpacked = Some(self.numbers_of_rows(id, rows)?);
+        }
+        let unpacked = self.unpacked.as_ref();
+        let (values, start) =
+            unpacked.map_or((&[][..], 0), |have| (&have.values[..], have.rows.start * row_len));
         let fill = |n: usize, out: &mut [f32]| {
-            let from = &values[m.offset + n * m.output_stride..];
+            let from = &values[m.offset - start + n * m.output_stride..];
             out.iter_mut().zip(from.iter().step_by(m.input_stride.max(1))).for_each(|(o, &v)| *o = v);
         };
         // Block-scaled widths do not fit strided inputs.
         let width = dtype.filter(|dtype| dtype.block_len() == 1).map_or(Width::F32, Width::of);
         self.pack(wide.then_some(width), m, &fill)
     }
+}
+
+/// The elements of a weight from the first to the last one of a matrix.
+fn extent(m: &Matrix) -> Range<usize> {
+    let last = (m.outputs.max(1) - 1) * m.output_stride + (m.inputs.max(1) - 1) * m.input_stride;
+    m.offset..m.offset + last + 1
 }
 
 pub(crate) fn out_of_memory(e: std::io::Error) -> Error {

@@ -58,6 +58,13 @@ impl Drafting {
         let drafter = ModelDrafter::new(program, kind, shape, limits.slots);
         Some(Self { drafter, from })
     }
+
+    /// Makes its program one rank of a tensor-parallel group, as [`PlainExecutor::among`] does. A whole
+    /// program needs no group: all ranks then draft alike.
+    pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
+        self.drafter.model_mut().executor.join_ranks(ranks)?;
+        Ok(self)
+    }
 }
 
 impl Forward for DraftProgram {

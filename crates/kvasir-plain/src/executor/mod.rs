@@ -84,9 +84,14 @@ impl PlainExecutor {
     /// Makes it one rank of a tensor-parallel group; fails if the program is sharded for another
     /// number of ranks.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
+        self.join_ranks(ranks)?;
+        Ok(self)
+    }
+
+    pub(crate) fn join_ranks(&mut self, ranks: impl Ranks + 'static) -> Result<(), String> {
         self.compiled.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
-        Ok(self)
+        Ok(())
     }
 
     /// The program it runs.

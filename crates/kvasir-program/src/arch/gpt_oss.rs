@@ -81,5 +81,6 @@ fn stacked(
         up: part(gate_up, gate_up_bias, inner, hidden, 1, 2),
         down: part(down, down_bias, hidden, inner, 0, 1),
         activation,
+        first: 0,
     })
 }

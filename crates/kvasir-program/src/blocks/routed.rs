@@ -83,5 +83,5 @@ pub(crate) fn named_experts(
     // of n - 1.
     let weight_stride = if bias { 6 } else { 3 };
     let all = |first| Matrices { count, first, weight_stride, offset_stride: 0, bias_stride: 0 };
-    Ok(Experts { gate: all(gate), up: all(up), down: all(down), activation })
+    Ok(Experts { gate: all(gate), up: all(up), down: all(down), activation, first: 0 })
 }

@@ -15,7 +15,7 @@ use crate::ir::op::{Activation, Experts, NormKind, NumberType, Op, Pairs, Routin
 use crate::ir::program::{Program, Purpose, Tap};
 use crate::ir::rope::{Rope, RopeId};
 use crate::ir::value::{Holds, Rows, Value, ValueId};
-use crate::ir::weight::{Matrices, Matrix, Role, Weight, WeightId};
+use crate::ir::weight::{Matrices, Matrix, Role, Vector, Weight, WeightId};
 use serde_json::Value as Json;
 use std::collections::HashMap;
 
@@ -61,6 +61,7 @@ impl<'a> Builder<'a> {
             ropes: Vec::new(),
             layers: Vec::new(),
             taps: Vec::new(),
+            shard: None,
         };
         Ok(Self { config, source, program, names: HashMap::new() })
     }
@@ -90,7 +91,11 @@ impl<'a> Builder<'a> {
 
     fn declare(&mut self, name: &str, shape: &[usize], role: Role, tie: Option<WeightId>) -> WeightId {
         let id = WeightId(self.program.weights.len() as u32);
-        self.program.weights.push(Weight { name: name.to_owned(), shape: shape.to_vec(), role, tie });
+        let block = match tie {
+            Some(tie) => self.program.weight(tie).block,
+            None => self.source.blocks.get(name).copied().unwrap_or(1).max(1),
+        };
+        self.program.weights.push(Weight { name: name.to_owned(), shape: shape.to_vec(), role, tie, block });
         self.names.insert(name.to_owned(), id);
         id
     }
@@ -263,7 +268,8 @@ impl<'a> Builder<'a> {
             let why = format!("is {}, which does not divide {heads} heads", facts.kv_heads);
             return Err(ProgramError::config("num_key_value_heads", why));
         }
-        let (q, k, v, sinks, selection) = (a.q, a.k, a.v, a.sinks, a.selection);
+        let (q, k, v, selection) = (a.q, a.k, a.v, a.selection);
+        let sinks = a.sinks.map(|weight| Vector { weight, offset: 0, stride: 1 });
         let (scale, soft_cap) = (a.scale as f32, a.soft_cap.map(|cap| cap as f32));
         Ok(self.numbers(heads * facts.value_dim, |out| Op::UpdateAndAttend {
             q,

@@ -13,6 +13,9 @@ pub struct Source {
     /// `None` describes a model with synthetic weights (`bench --shape`): every tensor that the
     /// config implies counts as present.
     pub tensors: Option<BTreeMap<String, Vec<usize>>>,
+    /// Elements per quantization block, by tensor name (the weight's, for types with companion
+    /// tensors). Tensors whose elements can be read one by one are absent.
+    pub blocks: BTreeMap<String, usize>,
     /// Deviations of the checkpoint's storage from the Hugging Face layout.
     pub layout: Layout,
 }
@@ -35,7 +38,7 @@ pub struct Layout {
 impl Source {
     /// A model without a checkpoint, for synthetic weights.
     pub fn of_config(config: Json) -> Self {
-        Self { config, tensors: None, layout: Layout::default() }
+        Self { config, tensors: None, blocks: BTreeMap::new(), layout: Layout::default() }
     }
 
     /// The logical shape of a tensor.

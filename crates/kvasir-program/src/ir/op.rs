@@ -10,7 +10,7 @@
 use crate::ir::layer::LayerId;
 use crate::ir::rope::RopeId;
 use crate::ir::value::ValueId;
-use crate::ir::weight::{Matrices, Matrix, WeightId};
+use crate::ir::weight::{Matrices, Matrix, Vector, WeightId};
 use serde::{Deserialize, Serialize};
 
 /// How the pairs of a rotary embedding (RoPE) lie in a head.
@@ -101,6 +101,10 @@ pub struct Experts {
     pub down: Matrices,
     /// The gated activation between them.
     pub activation: Activation,
+    /// The router's number of the first of these experts; 0 unless experts are spread over ranks.
+    /// Choices of experts before it, or beyond these, contribute nothing.
+    #[serde(default)]
+    pub first: usize,
 }
 
 /// Collective operations of tensor parallelism: how the ranks' partial rows become one row.
@@ -110,7 +114,8 @@ pub enum Collective {
     /// All-reduce, accumulated in rank order: each rank multiplied a slice of the inputs (row
     /// parallel).
     Sum,
-    /// All-gather in rank order: each rank computed a slice of the outputs (column parallel).
+    /// All-gather in rank order: each rank computed a slice of the outputs (column parallel). With
+    /// `n` ranks each holds `ceil(width / n)` elements of the result; the last ones may hold fewer.
     Join,
 }
 
@@ -262,8 +267,8 @@ pub enum Op {
         /// Logit soft-capping: scores s become cap * tanh(s / cap).
         soft_cap: Option<f32>,
         /// Attention sinks: one logit per query head that joins the softmax denominator and
-        /// contributes no value.
-        sinks: Option<WeightId>,
+        /// contributes no value. Contiguous (stride 1).
+        sinks: Option<Vector>,
         /// Restricts visibility further, to the entries that an indexer selected.
         selection: Option<ValueId>,
         /// Result.
@@ -385,6 +390,29 @@ impl Op {
             | Self::Collect { out, .. }
             | Self::Gather { out, .. }
             | Self::Head { out, .. } => *out,
+        }
+    }
+
+    /// Names its result anew.
+    pub(crate) fn set_out(&mut self, to: ValueId) {
+        match self {
+            Self::Embed { out, .. }
+            | Self::Hidden { out }
+            | Self::Norm { out, .. }
+            | Self::Linear { out, .. }
+            | Self::GroupLinear { out, .. }
+            | Self::Slice { out, .. }
+            | Self::Concat { out, .. }
+            | Self::Rotary { out, .. }
+            | Self::SelectKeys { out, .. }
+            | Self::UpdateAndAttend { out, .. }
+            | Self::Gate { out, .. }
+            | Self::Add { out, .. }
+            | Self::Route { out, .. }
+            | Self::Mixture { out, .. }
+            | Self::Collect { out, .. }
+            | Self::Gather { out, .. }
+            | Self::Head { out, .. } => *out = to,
         }
     }
 

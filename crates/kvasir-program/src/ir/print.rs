@@ -1,7 +1,7 @@
 //! `Display` for programs: a readable dump, one op per line (`%value [width] = op operands`).
 
 use crate::ir::op::{NormKind, Op, Pairs};
-use crate::ir::program::{Program, Purpose};
+use crate::ir::program::{Program, Purpose, Shard};
 use crate::ir::rope::Rope;
 use crate::ir::value::{Holds, ValueId};
 use crate::ir::weight::{Matrices, Matrix, WeightId};
@@ -21,6 +21,9 @@ impl Display for Program {
             Purpose::Prediction { index } => {
                 writeln!(f, "program {} prediction {index}", self.architecture)?;
             }
+        }
+        if let Some(Shard { rank, ranks }) = self.shard {
+            writeln!(f, "  rank {rank} of {ranks}")?;
         }
         for (number, rope) in self.ropes.iter().enumerate() {
             writeln!(f, "  rope {number} [{}] {rope}", rope.dims())?;
@@ -109,7 +112,12 @@ impl Program {
                 v.iter().try_for_each(|v| write!(f, " {v}"))?;
                 write!(f, " layer {} scale {scale}", layer.0)?;
                 soft_cap.iter().try_for_each(|cap| write!(f, " soft_cap {cap}"))?;
-                sinks.iter().try_for_each(|sinks| write!(f, " sinks {}", self.name(*sinks)))?;
+                if let Some(sinks) = sinks {
+                    write!(f, " sinks {}", self.name(sinks.weight))?;
+                    if sinks.offset != 0 {
+                        write!(f, " from {}", sinks.offset)?;
+                    }
+                }
                 selection.iter().try_for_each(|s| write!(f, " of {s}"))
             }
             Op::Gate { gate, up, activation, .. } => write!(f, "gate {gate} {up} {activation:?}"),
@@ -128,7 +136,8 @@ impl Program {
                 write!(f, "mixture {x} {routes}")?;
                 let parts = [("gate", &experts.gate), ("up", &experts.up), ("down", &experts.down)];
                 parts.iter().try_for_each(|(name, part)| write!(f, " {name} {}", self.matrices(part)))?;
-                write!(f, " {:?}", experts.activation)
+                write!(f, " {:?}", experts.activation)?;
+                if experts.first != 0 { write!(f, " from expert {}", experts.first) } else { Ok(()) }
             }
             Op::Collect { x, how, .. } => write!(f, "collect {x} {how:?}"),
             Op::Gather { x, .. } => write!(f, "gather {x}"),

@@ -4,7 +4,7 @@
 //! `Program::SCHEMA` versions the serialized form.
 
 use crate::ir::layer::LayerFacts;
-use crate::ir::op::{Collective, NumberType, Op};
+use crate::ir::op::{NumberType, Op};
 use crate::ir::rope::Rope;
 use crate::ir::value::{Holds, Value, ValueId};
 use crate::ir::weight::{Weight, WeightId};
@@ -74,11 +74,24 @@ pub struct Program {
     pub layers: Vec<LayerFacts>,
     /// Values that callers may inspect.
     pub taps: Vec<(Tap, ValueId)>,
+    /// The part of the model that it computes, if it is one rank's program
+    /// ([`Program::for_rank`]).
+    #[serde(default)]
+    pub shard: Option<Shard>,
+}
+
+/// One rank's part of a model (tensor parallelism).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// The rank, from 0.
+    pub rank: usize,
+    /// Number of ranks.
+    pub ranks: usize,
 }
 
 impl Program {
     /// Version of the op list. A serialized program of another version cannot be run.
-    pub const SCHEMA: u32 = 1;
+    pub const SCHEMA: u32 = 2;
 
     /// Sliding windows of the layers that may use a ring buffer instead of one row per position.
     /// Layers with an indexer are excluded.
@@ -100,6 +113,16 @@ impl Program {
     /// The value of this id; panics if the id is from another program.
     pub fn value(&self, id: ValueId) -> Value {
         self.values[id.0 as usize]
+    }
+
+    /// Experts that the router of a mixture op chooses from, on all ranks; 0 for other ops.
+    pub fn routed(&self, op: &Op) -> usize {
+        let Op::Mixture { routes, .. } = op else { return 0 };
+        let scores = self.ops.iter().find_map(|op| match op {
+            Op::Route { scores, out, .. } if out == routes => Some(*scores),
+            _ => None,
+        });
+        scores.map_or(0, |scores| self.value(scores).width())
     }
 
     /// Experts per token (top-k) of a mixture op; 0 for other ops.
@@ -129,15 +152,9 @@ impl Program {
         }
     }
 
-    /// The number of tensor-parallel ranks it is sharded for, taken from its first all-gather;
-    /// `None` without one.
+    /// The number of tensor-parallel ranks it is sharded for; `None` for a whole model.
     pub fn ranks(&self) -> Option<usize> {
-        self.ops.iter().find_map(|op| match op {
-            Op::Collect { x, how: Collective::Join, out } => {
-                Some(self.value(*out).width() / self.value(*x).width().max(1))
-            }
-            _ => None,
-        })
+        self.shard.map(|shard| shard.ranks)
     }
 
     /// The LM head's input: final-norm hidden states of the rows whose logits are wanted.

@@ -6,6 +6,7 @@
 //! without a copy and without an op of their own.
 
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// An index into [`Program::weights`](crate::ir::program::Program::weights).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -46,6 +47,14 @@ pub struct Weight {
     ///
     /// The checkpoint need not contain this tensor; if it does, the tensor is a copy.
     pub tie: Option<WeightId>,
+    /// Neighboring elements of a row that the checkpoint encodes together (a quantization block).
+    /// Only whole blocks can be read; 1 if each element can.
+    #[serde(default = "one")]
+    pub block: usize,
+}
+
+const fn one() -> usize {
+    1
 }
 
 /// A strided vector inside a weight (a bias).
@@ -95,18 +104,49 @@ impl Matrix {
         Self { bias: weight.map(|weight| Vector { weight, offset: 0, stride: 1 }), ..self }
     }
 
-    /// `(first row, row step)` within the weight, if the matrix consists of whole stored rows of
-    /// `row_len` elements; else `None`.
+    /// The matrix of some of its outputs (column-parallel).
+    #[must_use]
+    pub fn rows(self, outputs: Range<usize>) -> Self {
+        let shift = |bias: Vector| Vector { offset: bias.offset + outputs.start * bias.stride, ..bias };
+        Self {
+            offset: self.offset + outputs.start * self.output_stride,
+            outputs: outputs.len(),
+            bias: self.bias.map(shift),
+            ..self
+        }
+    }
+
+    /// The matrix of some of its inputs (row-parallel), with the whole bias.
+    #[must_use]
+    pub fn columns(self, inputs: Range<usize>) -> Self {
+        Self { offset: self.offset + inputs.start * self.input_stride, inputs: inputs.len(), ..self }
+    }
+
+    /// Where its rows lie within a weight whose stored rows have `row_len` elements, if each is a
+    /// contiguous part of one stored row, the same part of each; else `None`.
     ///
     /// All leading dimensions of the weight count as rows. Quantized formats can serve only such
     /// matrices row by row.
-    pub fn stored_rows(&self, row_len: usize) -> Option<(usize, usize)> {
+    pub fn stored_rows(&self, row_len: usize) -> Option<StoredRows> {
+        let row_len = row_len.max(1);
+        let start = self.offset % row_len;
         let rows = self.input_stride == 1
-            && self.inputs == row_len
-            && self.offset.is_multiple_of(row_len.max(1))
-            && self.output_stride.is_multiple_of(row_len.max(1));
-        rows.then(|| (self.offset / row_len.max(1), self.output_stride / row_len.max(1)))
+            && start + self.inputs <= row_len
+            && self.output_stride.is_multiple_of(row_len);
+        let (first, step) = (self.offset / row_len, self.output_stride / row_len);
+        rows.then(|| StoredRows { first, step, columns: start..start + self.inputs })
     }
+}
+
+/// The stored rows of a matrix: row `n` is part of stored row `first + n * step`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredRows {
+    /// Stored row of output 0.
+    pub first: usize,
+    /// Stored rows from one output to the next.
+    pub step: usize,
+    /// The part of each stored row, in elements.
+    pub columns: Range<usize>,
 }
 
 /// A family of equal matrices: all experts' gates, or one matrix per head. Matrix `n` is the first,
@@ -126,6 +166,12 @@ pub struct Matrices {
 }
 
 impl Matrices {
+    /// Some of the matrices.
+    #[must_use]
+    pub fn range(&self, of: Range<usize>) -> Self {
+        Self { count: of.len(), first: self.nth(of.start), ..*self }
+    }
+
     /// Matrix number `n`.
     pub fn nth(&self, n: usize) -> Matrix {
         let weight = |id: WeightId| WeightId(id.0 + self.weight_stride * n as u32);

@@ -28,7 +28,8 @@ impl Program {
         let [two, three, out] = [value(2 * self.hidden), value(3 * self.hidden), value(width)];
         let weight = WeightId(program.weights.len() as u32);
         let shape = vec![width, 3 * self.hidden];
-        program.weights.push(Weight { name: Self::FEATURES.into(), shape, role: Role::Matrix, tie: None });
+        let (name, role) = (Self::FEATURES.into(), Role::Matrix);
+        program.weights.push(Weight { name, shape, role, tie: None, block: 1 });
         let matrix = Matrix::whole(weight, width, 3 * self.hidden);
         let ops = [
             Op::Concat { a, b, groups: 1, out: two },

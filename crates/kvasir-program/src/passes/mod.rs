@@ -1,5 +1,7 @@
-//! Passes over a finished program: buffer assignment, and leaving out rows whose logits are not wanted.
+//! Passes over a finished program: buffer assignment, leaving out rows whose logits are not wanted, and
+//! dividing a program among ranks.
 
 pub(crate) mod buffers;
 pub(crate) mod features;
 pub(crate) mod sampled;
+pub(crate) mod split;

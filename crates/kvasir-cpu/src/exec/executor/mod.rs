@@ -114,9 +114,14 @@ impl CpuExecutor {
     /// Makes it one rank of a tensor-parallel group. Fails if the model's program was not split for
     /// that many ranks.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
+        self.join_ranks(ranks)?;
+        Ok(self)
+    }
+
+    pub(crate) fn join_ranks(&mut self, ranks: impl Ranks + 'static) -> Result<(), String> {
         self.model.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
-        Ok(self)
+        Ok(())
     }
 
     /// The program that it runs.

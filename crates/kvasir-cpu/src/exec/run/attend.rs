@@ -77,7 +77,7 @@ impl Run<'_> {
             positions: &self.plan.positions,
             scale: *scale,
             soft_cap: *soft_cap,
-            sinks: sinks.map(|s| &self.model.vectors[&s][..]),
+            sinks: sinks.map(|s| &self.model.vectors[&s.weight][s.offset..]),
         };
         // SAFETY: only this op writes its output now.
         let results = DisjointRows::new(unsafe { self.value_mut(&m.values, *out) }, self.width(*out));

@@ -129,11 +129,14 @@ impl Run<'_> {
             Op::Mixture { x: v, routes, experts, .. } => {
                 let OpWeights::Experts { gate, up, down } = weights else { return };
                 let Some((_, routes)) = m.routes.iter().find(|(of, _)| of == routes) else { return };
-                let experts = Experts { gate, up, down, activation: experts.activation };
+                let (activation, first) = (experts.activation, experts.first);
+                let experts = Experts { gate, up, down, activation, first };
                 mixture(threads, isa, &experts, x(*v), routes, &mut m.mixture, y);
             }
             Op::Collect { x: v, how, .. } => match (how, self.ranks) {
-                (Collective::Join, Some(ranks)) => m.failed = ranks.join(x(*v), self.width(*v), y).err(),
+                (Collective::Join, Some(ranks)) => {
+                    m.failed = m.joined.join(ranks, x(*v), self.width(*v), y, width).err();
+                }
                 (Collective::Sum, Some(ranks)) => {
                     y.copy_from_slice(x(*v));
                     m.failed = ranks.sum(y).err();
