@@ -1,12 +1,14 @@
-//! Model checks: the thread pool and the buffer of answers, compiled with `loom`'s primitives in
+//! Model checks: the thread pool, the buffer of answers and the memory that ranks share, compiled with `loom`'s primitives in
 //! place of `std`'s, under every interleaving of up to `PREEMPTIONS` preemptions.
 //!
-//! The modules are the engine's own files. Only `threads::sync` and `host::lock` are replaced.
+//! The modules are the engine's own files. Only `threads::sync`, `host::lock`, `ranks::sync` and
+//! `ranks::memory` are replaced.
 //!
 //! A model fails by an assertion, a data race on the job of the pool, or a deadlock: a worker or a
 //! reader whose wake-up is lost.
 
 mod output_buffer;
+mod rank_memory;
 mod thread_pool;
 
 /// The folder `threads` of `kvasir-cpu`.
@@ -50,11 +52,140 @@ mod host {
     }
 }
 
+/// The folder `ranks` of `kvasir-fleet`.
+#[path = "."]
+mod ranks {
+    #[allow(dead_code)] // the models use a part of it
+    #[path = "../../crates/kvasir-fleet/src/ranks/contributions.rs"]
+    pub(crate) mod contributions;
+    #[allow(dead_code)]
+    #[path = "../../crates/kvasir-fleet/src/ranks/journal.rs"]
+    pub(crate) mod journal;
+    #[allow(dead_code)]
+    #[path = "../../crates/kvasir-fleet/src/ranks/layout.rs"]
+    pub(crate) mod layout;
+    #[allow(dead_code)]
+    #[path = "../../crates/kvasir-fleet/src/ranks/party.rs"]
+    pub(crate) mod party;
+    #[path = "../../crates/kvasir-fleet/src/ranks/ring_error.rs"]
+    pub(crate) mod ring_error;
+
+    /// `loom`'s primitives. Polls are not counted: ranks sleep at once.
+    pub(crate) mod sync {
+        pub(crate) use loom::hint::spin_loop;
+        pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+        pub(crate) use loom::thread::yield_now;
+        use loom::sync::{Condvar, Mutex};
+
+        pub(crate) const SPINS: u32 = 0;
+        pub(crate) const YIELDS: u32 = 0;
+
+        /// A futex: the kernel compares and enqueues a sleeper under a lock that a waker takes, too.
+        pub(crate) struct Futex(pub(crate) AtomicU32, Mutex<()>, Condvar);
+
+        impl Futex {
+            pub(crate) fn new() -> Self {
+                Self(AtomicU32::new(0), Mutex::new(()), Condvar::new())
+            }
+
+            pub(crate) fn sleep(&self, expected: u32) {
+                let guard = self.1.lock().unwrap();
+                if self.0.load(Ordering::Acquire) == expected {
+                    drop(self.2.wait(guard).unwrap());
+                }
+            }
+
+            pub(crate) fn wake(&self) {
+                let _guard = self.1.lock().unwrap();
+                self.2.notify_all();
+            }
+        }
+    }
+
+    /// Memory whose words are tracked: accesses that race are reported.
+    pub(crate) mod memory {
+        use super::layout::{LINE, Layout};
+        use super::sync::{AtomicU32, Futex};
+        use loom::{cell::UnsafeCell, sync::Arc};
+
+        #[derive(Clone)]
+        pub(crate) struct SharedMemory(Arc<Shared>);
+
+        struct Shared {
+            words: Vec<AtomicU32>,
+            futexes: Vec<Futex>,
+            data: Vec<UnsafeCell<u32>>,
+            /// First word of the data.
+            start: usize,
+        }
+
+        // SAFETY: a claim for `loom` to check.
+        unsafe impl Send for Shared {}
+        // SAFETY: the same.
+        unsafe impl Sync for Shared {}
+
+        impl SharedMemory {
+            pub(crate) fn new(layout: Layout) -> Self {
+                let start = layout.lines() * LINE;
+                let cells = start..layout.words();
+                Self(Arc::new(Shared {
+                    words: (0..layout.lines()).map(|_| AtomicU32::new(0)).collect(),
+                    futexes: (0..layout.lines()).map(|_| Futex::new()).collect(),
+                    data: cells.map(|_| UnsafeCell::new(0)).collect(),
+                    start,
+                }))
+            }
+
+            pub(crate) fn word(&self, line: usize) -> &AtomicU32 {
+                &self.0.words[line]
+            }
+
+            pub(crate) fn futex(&self, line: usize) -> &Futex {
+                &self.0.futexes[line]
+            }
+
+            pub(crate) unsafe fn write(&self, at: usize, words: &[u32]) {
+                for (cell, word) in self.0.data[at - self.0.start..].iter().zip(words) {
+                    // SAFETY: checked by `loom`.
+                    cell.with_mut(|cell| unsafe { *cell = *word });
+                }
+            }
+
+            pub(crate) unsafe fn read(&self, at: usize, into: &mut [u32]) {
+                for (cell, word) in self.0.data[at - self.0.start..].iter().zip(into) {
+                    // SAFETY: checked by `loom`.
+                    cell.with(|cell| *word = unsafe { *cell });
+                }
+            }
+
+            pub(crate) unsafe fn write_numbers(&self, at: usize, numbers: &[f32]) {
+                let words: Vec<u32> = numbers.iter().map(|number| number.to_bits()).collect();
+                // SAFETY: the caller's.
+                unsafe { self.write(at, &words) };
+            }
+
+            pub(crate) unsafe fn read_numbers(&self, at: usize, into: &mut [f32]) {
+                let mut words = vec![0; into.len()];
+                // SAFETY: the caller's.
+                unsafe { self.read(at, &mut words) };
+                into.iter_mut().zip(words).for_each(|(number, word)| *number = f32::from_bits(word));
+            }
+
+            pub(crate) unsafe fn add(&self, at: usize, into: &mut [f32]) {
+                let mut numbers = vec![0.0; into.len()];
+                // SAFETY: the caller's.
+                unsafe { self.read_numbers(at, &mut numbers) };
+                into.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+            }
+        }
+    }
+}
+
 /// Preemptions per execution: nearly all known concurrency defects need at most two.
 const PREEMPTIONS: usize = 3;
 
 fn main() {
-    let models = thread_pool::MODELS.iter().chain(output_buffer::MODELS);
+    let models = thread_pool::MODELS.iter().chain(output_buffer::MODELS).chain(rank_memory::MODELS);
     let wanted = std::env::args().nth(1).unwrap_or_default();
     let mut passed = 0;
     for (name, model) in models.filter(|(name, _)| name.contains(&wanted)) {

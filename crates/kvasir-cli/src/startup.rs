@@ -11,12 +11,15 @@ use crate::options::resolve::setup_of;
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
 use kvasir::{
-    AnyExecutor, DEFAULT_SLOTS, EngineConfig, LoadedModel, ModelCard, OpenedModel, Precision,
-    PrefillProgress, Speculation,
+    AnyExecutor, DEFAULT_SLOTS, EngineConfig, Error, LoadedModel, ModelCard, OpenedModel, Precision,
+    PrefillProgress, Rank, Speculation,
 };
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Engine, Route};
-use kvasir_fleet::{Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, WorkerCommand};
+use kvasir_exec::Ranks;
+use kvasir_fleet::{
+    Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, RankGroup, StepBroadcast, WorkerCommand,
+};
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, FleetParts, Host, ReplicaObserver},
@@ -111,19 +114,32 @@ pub(crate) struct EngineFacts {
 }
 
 impl ReadyEngine {
-    /// Loads an opened model and builds its engine, with a warm-up if `warms_up`.
+    /// Loads an opened model and builds its engine, with a warm-up if `warms_up`: rank 0 of a group, if
+    /// one is given.
     pub(crate) fn new(
         model: &ModelArgs,
         opened: OpenedModel,
         config: &EngineConfig,
         warms_up: bool,
+        group: Option<&mut RankGroup>,
     ) -> Result<Self, Failure> {
         let share = config.memory_share()?;
-        let loaded = model.load_opened(opened)?;
+        let loaded = match &group {
+            Some(group) => {
+                let ranks = group.member();
+                let control = Box::new(StepBroadcast::new(group.member()));
+                let loaded = model.load_opened(cut(opened, 0, ranks.count())?)?;
+                loaded.among(Rank { ranks, control: Some(control) })
+            }
+            None => model.load_opened(opened)?,
+        };
         let in_memory = loaded.slots_in_memory(share).filter(|_| config.kv_capacity.is_none());
         let resolved = loaded.resolve(config, DEFAULT_SLOTS)?;
         let core = resolved.core()?;
         let setup = setup_of(&loaded, &resolved, &core);
+        if let Some(group) = group {
+            group.begin(core.cache().shape().capacity).map_err(Failure::failed)?;
+        }
         let mut engine = loaded.engine(core, resolved.overlap)?;
         if warms_up {
             kvasir::warm_up(&mut engine)?;
@@ -183,7 +199,7 @@ impl Started {
         } else {
             (opened, None)
         };
-        let ready = ReadyEngine::new(model, opened, &config, service.warms_up)?;
+        let ready = ReadyEngine::new(model, opened, &config, service.warms_up, None)?;
         let ReadyEngine { engine, loaded, facts, setup } = ready;
         let (feed, observer) = StepFeed::new();
         let mut engine = engine.observe(observer);
@@ -229,6 +245,7 @@ impl Started {
         let config = options.config()?;
         let (opened, name) = open_model(model, name, &config, &service)?;
         let Service { access, allowed, reports, names, timeout, rules, defaults, kv_events, .. } = service;
+        check_ranks(&opened, fleet.ranks)?;
         let observer = ReplicaObserver::new(fleet.replicas as usize, timeout);
         let (counted, logged) = (observer.clone(), reports.clone());
         let identity = identity(&opened, model, options);
@@ -260,6 +277,20 @@ impl Started {
     }
 }
 
+/// Cuts a model to the part of one of `ranks` ranks.
+pub(crate) fn cut(opened: OpenedModel, rank: usize, ranks: usize) -> Result<OpenedModel, Failure> {
+    opened.for_rank(rank, ranks).map_err(|why| match why {
+        Error::InvalidArgument { reason, .. } => Failure::usage(format!("--tp {ranks}: {reason}")),
+        other => other.into(),
+    })
+}
+
+/// Checks that a model can be divided among so many ranks.
+fn check_ranks(opened: &OpenedModel, ranks: usize) -> Result<(), Failure> {
+    let part = opened.model.target.for_rank(0, ranks);
+    part.map(drop).map_err(|why| Failure::usage(format!("--tp {ranks}: {why}")))
+}
+
 /// Records the KV events of an engine; an error names the option that needs them.
 pub(crate) fn record_kv_events(engine: &mut Engine<AnyExecutor>, option: &str) -> Result<(), Failure> {
     let recorded = engine.core_mut().record_kv_events();
@@ -269,6 +300,8 @@ pub(crate) fn record_kv_events(engine: &mut Engine<AnyExecutor>, option: &str) -
 /// Number of workers, routing policy, and the command that starts a worker.
 pub(crate) struct FleetStart {
     pub(crate) replicas: u32,
+    /// Ranks of each worker.
+    pub(crate) ranks: usize,
     pub(crate) route: Route,
     pub(crate) command: WorkerCommand,
 }

@@ -134,7 +134,7 @@ fn first_commands_of_other_engines_say_what_to_type() {
         ("serve -m FILE -c 512 -ngl 99", "leave it out"),
         ("serve -m FILE -fa on", "leave it out"),
         ("serve -m FILE -md draft.gguf", "--spec draft:MODEL"),
-        ("serve FILE --tensor-parallel-size 2", "leave it out"),
+        ("serve FILE --pipeline-parallel-size 2", "leave it out"),
         ("serve FILE --dtype auto", "leave it out"),
         ("serve FILE --gpu-memory-utilization 0.9", "--memory-utilization"),
         ("serve FILE --kv-cache-dtype auto", "leave it out"),

@@ -20,7 +20,7 @@ use std::{
 };
 
 /// The invocation of each command that its rows add to.
-const BASES: [(&str, &str); 24] = [
+const BASES: [(&str, &str); 26] = [
     ("chat", "chat --prompt hi --json --max-tokens 6 --seed 1"),
     ("run", "run kvasir-mini hi --json --max-tokens 6 --seed 1"),
     ("models", "models --models-dir ."),
@@ -45,6 +45,8 @@ const BASES: [(&str, &str); 24] = [
     ("tokenize", "tokenize < text.txt"),
     ("pull", "pull"),
     ("worker", "worker"),
+    ("rank", "rank"),
+    ("bench broadcast", "bench broadcast --rows 2 --context 20 --reps 3 --json"),
 ];
 
 /// Commands whose reports hold the resolved configuration.
@@ -271,7 +273,10 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("worker", "directory", "? --replica | --directory ."),
     ("worker", "replica", "? --directory | --replica 0"),
     ("worker", "generation", "? --directory | --generation 0"),
+    ("rank", "rank", "? --replica | --rank 1"),
+    ("rank", "replica", "? --rank | --replica 0"),
     ("serve", "dp", "@ serve/fleet.rs"),
+    ("serve", "tp", "@ serve/ranks.rs"),
     ("serve", "route", "? --dp | --route prefix"),
     ("serve", "open-health", "| --open-health=no"),
     ("serve", "allow-pull", "@ hub/served.rs"),
@@ -357,6 +362,11 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("bench-pp bench-tg bench-batch bench-spec", "dtype", "? --shape | --dtype q8_0"),
     ("bench-pp bench-tg bench-batch bench-spec", "json", "bench pp --backend sim --reps 1 --tokens 2 || \
       bench pp --backend sim --reps 1 --tokens 2 --json"),
+    ("bench-broadcast", "rows", "bench broadcast --rows 2 --reps 3 --json || bench broadcast --rows 3 --reps 3 --json"),
+    ("bench-broadcast", "context", "bench broadcast --context 20 --reps 3 --json || \
+      bench broadcast --context 40 --reps 3 --json"),
+    ("bench-broadcast", "reps", "bench broadcast --reps 3 --json || bench broadcast --reps 4 --json"),
+    ("bench-broadcast", "json", "bench broadcast --reps 3 || bench broadcast --reps 3 --json"),
     ("bench-fidelity", "file", "| --file none.txt"),
     ("bench-fidelity", "tokens", "bench fidelity kvasir-mini --json --tokens 9 || \
       bench fidelity kvasir-mini --json --tokens 10"),

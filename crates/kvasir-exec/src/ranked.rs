@@ -63,7 +63,9 @@ impl Ranked {
                 self.in_flight.push(at);
                 match newest {
                     Some(newest) => *token = newest,
-                    None => return Err(StepError::Failed("a token is in flight that was never sampled".into())),
+                    None => {
+                        return Err(StepError::Failed("a token is in flight that was never sampled".into()));
+                    }
                 }
             }
         }

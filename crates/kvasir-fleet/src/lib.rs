@@ -48,8 +48,8 @@ pub use crate::fleet::{Fleet, FleetConfig};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::message::{Facts, Identity};
 pub use crate::ranks::{
-    GroupConfig, GroupError, Member, RankCommand, RankConfig, RankError, RankGroup, RankProcess,
-    StepBroadcast,
+    Affinity, BroadcastBench, BroadcastError, GroupConfig, GroupError, Member, RankCommand, RankConfig,
+    RankError, RankGroup, RankProcess, StepBroadcast,
 };
 pub use crate::replica::{WorkerArguments, WorkerCommand};
 pub use crate::status::FleetHandle;

@@ -11,6 +11,7 @@ use crate::message::{
     Facts, FromWorker, Header, Identity, MessageNumbers, PROTOCOL, ToWorker, decode, encode,
 };
 use crate::monotonic;
+use crate::ranks::Affinity;
 use crate::transport::connect;
 use kvasir_engine::{Engine, Exit, Message, Outbox};
 use kvasir_exec::Executor;
@@ -50,6 +51,8 @@ pub struct WorkerConfig {
     pub identity: Identity,
     /// Properties of the engine that the front needs.
     pub facts: Facts,
+    /// Processors that only the calling thread and its helpers run on, if they are pinned.
+    pub affinity: Option<Affinity>,
     /// Builds constraints.
     pub build: BuildConstraint,
     /// Reads the engine's counters.
@@ -89,17 +92,23 @@ impl From<io::Error> for WorkerError {
 }
 
 /// Serves requests of the front until the front tells the worker to exit.
-pub fn run_worker<E: Executor>(config: WorkerConfig, engine: &mut Engine<E>) -> Result<(), WorkerError> {
-    thread::Builder::new().name("front".into()).spawn(exit_with_front)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let connection = runtime.block_on(Connection::open(config))?;
+pub fn run_worker<E: Executor>(mut config: WorkerConfig, engine: &mut Engine<E>) -> Result<(), WorkerError> {
     let (inbox, messages) = mpsc::channel();
     let (results, from_engine) = unbounded_channel();
+    let affinity = config.affinity.take();
+    let start = || {
+        thread::Builder::new().name("front".into()).spawn(exit_with_front)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let connection = runtime.block_on(Connection::open(config))?;
+        let run = move || runtime.block_on(connection.serve(inbox, from_engine));
+        Ok::<_, WorkerError>(thread::Builder::new().name("worker-io".into()).spawn(run)?)
+    };
+    let io = match &affinity {
+        Some(affinity) => affinity.unpinned(start)?,
+        None => start()?,
+    };
     // Timings of a resumed request come from another process, so all must use one clock.
     engine.set_clock(monotonic::now);
-    let io = thread::Builder::new()
-        .name("worker-io".into())
-        .spawn(move || runtime.block_on(connection.serve(inbox, from_engine)))?;
     let exit = engine.serve(&messages, |outbox| drop(results.send(FromWorker::Results(outbox.clone()))));
     let is_ordered = exit == Exit::Requested;
     // Fails only if the I/O thread has ended early.
@@ -131,7 +140,7 @@ struct Connection {
 impl Connection {
     /// Connects and waits for the front's welcome.
     async fn open(config: WorkerConfig) -> Result<Self, WorkerError> {
-        let WorkerConfig { directory, replica, generation, identity, facts, build, counters } = config;
+        let WorkerConfig { directory, replica, generation, identity, facts, build, counters, .. } = config;
         let connected = connect(&directory, replica, generation).await;
         let (requests, results) = connected.map_err(WorkerError::Socket)?;
         let mut connection = Self {

@@ -20,7 +20,7 @@ use crate::gguf::reader::TensorInfo;
 use crate::gguf::value::Value;
 use crate::tensor::TensorView;
 use crate::{encoding, safetensors};
-use kvasir_program::{Layout, Source};
+use kvasir_program::{Layout, Program, Source};
 use serde_json::Value as Json;
 use std::{
     collections::BTreeMap,
@@ -462,6 +462,21 @@ impl Checkpoint {
     /// Stored (encoded) bytes of a weight, including companion tensors.
     pub fn stored_bytes(&self, name: &str) -> usize {
         self.parts(name).map(|(entry, _)| entry.range.len()).sum()
+    }
+
+    /// Stored bytes of the weights that programs read: of a rank's program, its part of each.
+    pub fn bytes_read<'a>(&self, programs: impl IntoIterator<Item = &'a Program>) -> u64 {
+        let mut shares: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        for program in programs {
+            for (weight, read) in program.weights.iter().zip(program.elements_read()) {
+                let share = shares.entry(&weight.name).or_default();
+                *share = (read.max(share.0), weight.shape.iter().product());
+            }
+        }
+        let bytes = |(name, (read, all)): (&str, (usize, usize))| {
+            (self.stored_bytes(name) as u128 * read as u128 / (all as u128).max(1)) as u64
+        };
+        shares.into_iter().map(bytes).sum()
     }
 
     /// Prefaults the pages of some rows of a weight that will be read soon, in full.

@@ -3,7 +3,9 @@
 
 use crate::error::Error;
 use kvasir_cpu::CpuExecutor;
-use kvasir_exec::{Abilities, Background, Executor, PoolRow, Ran, Refused, SequenceSpec, Step, StepError};
+use kvasir_exec::{
+    Abilities, Background, Executor, PoolRow, Ran, Ranked, Refused, SequenceSpec, Step, StepError,
+};
 use kvasir_kv::{PoolId, Slot};
 use kvasir_plain::PlainExecutor;
 use kvasir_sim::{Paced, Preset};
@@ -32,7 +34,9 @@ pub enum AnyExecutor {
     Cpu(Box<CpuExecutor>),
     /// Reference backend.
     Plain(PlainExecutor),
-    /// One of these two, on a thread of its own.
+    /// One of these two, as a rank of several.
+    Ranked(Box<Ranked>),
+    /// One of these three, on a thread of its own.
     Background(Background),
     /// Simulated device.
     Sim(Box<Paced>),
@@ -55,18 +59,19 @@ impl AnyExecutor {
         let started = match self {
             Self::Cpu(executor) => Background::start(*executor),
             Self::Plain(executor) => Background::start(executor),
+            Self::Ranked(executor) => Background::start(*executor),
             Self::Background(_) | Self::Sim(_) => return Ok(self),
         };
         started.map(Self::Background).map_err(|e| Error::Failed(format!("no thread for steps: {e}")))
     }
 
     /// Converts the executor into its K/V pool, to be read as a frozen prefix; `None` for the
-    /// simulated device, and while another thread owns the pool.
+    /// simulated device, for a rank of several, and while another thread owns the pool.
     pub(crate) fn into_pool(self) -> Option<AnyPool> {
         match self {
             Self::Cpu(executor) => Some(AnyPool::Cpu(executor.into_pool())),
             Self::Plain(executor) => Some(AnyPool::Plain(executor.into_pool())),
-            Self::Background(_) | Self::Sim(_) => None,
+            Self::Ranked(_) | Self::Background(_) | Self::Sim(_) => None,
         }
     }
 
@@ -82,6 +87,7 @@ impl AnyExecutor {
                 Ok(())
             }
             (Self::Background(_), _) => Err(Error::Failed("the pool belongs to another thread".into())),
+            (Self::Ranked(_), _) => Err(Error::Failed("the pool is divided among ranks".into())),
             (Self::Cpu(_) | Self::Plain(_) | Self::Sim(_), _) => {
                 Err(Error::Failed("the prefix is another backend's".into()))
             }
@@ -96,6 +102,8 @@ pub enum AnyPending {
     Cpu(Ran),
     /// Reference backend.
     Plain(Ran),
+    /// One of several ranks.
+    Ranked(Ran),
     /// A backend on a thread of its own.
     Background,
     /// Simulated device.
@@ -109,6 +117,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.abilities(),
             Self::Plain(executor) => executor.abilities(),
+            Self::Ranked(executor) => executor.abilities(),
             Self::Background(executor) => executor.abilities(),
             Self::Sim(executor) => executor.abilities(),
         }
@@ -118,6 +127,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.bind(row, spec),
             Self::Plain(executor) => executor.bind(row, spec),
+            Self::Ranked(executor) => executor.bind(row, spec),
             Self::Background(executor) => executor.bind(row, spec),
             Self::Sim(executor) => executor.bind(row, spec),
         }
@@ -127,6 +137,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.submit(step).map(AnyPending::Cpu),
             Self::Plain(executor) => executor.submit(step).map(AnyPending::Plain),
+            Self::Ranked(executor) => executor.submit(step).map(AnyPending::Ranked),
             Self::Background(executor) => executor.submit(step).map(|()| AnyPending::Background),
             Self::Sim(executor) => executor.submit(step).map(AnyPending::Sim),
         }
@@ -136,6 +147,7 @@ impl Executor for AnyExecutor {
         match self {
             Self::Cpu(executor) => executor.release(slots),
             Self::Plain(executor) => executor.release(slots),
+            Self::Ranked(executor) => executor.release(slots),
             Self::Background(executor) => executor.release(slots),
             Self::Sim(executor) => executor.release(slots),
         }
@@ -145,10 +157,13 @@ impl Executor for AnyExecutor {
         match (self, pending) {
             (Self::Cpu(executor), AnyPending::Cpu(ran)) => executor.wait(ran),
             (Self::Plain(executor), AnyPending::Plain(ran)) => executor.wait(ran),
+            (Self::Ranked(executor), AnyPending::Ranked(ran)) => executor.wait(ran),
             (Self::Background(executor), AnyPending::Background) => executor.wait(()),
             (Self::Sim(executor), AnyPending::Sim(ticket)) => executor.wait(ticket),
             // A foreign step is returned unchanged, with an error.
-            (_, AnyPending::Cpu(ran) | AnyPending::Plain(ran)) => (ran.into_parts().0, Err(foreign())),
+            (_, AnyPending::Cpu(ran) | AnyPending::Plain(ran) | AnyPending::Ranked(ran)) => {
+                (ran.into_parts().0, Err(foreign()))
+            }
             // The others keep their steps, so there is none to return.
             (_, AnyPending::Background | AnyPending::Sim(_)) => (Box::default(), Err(foreign())),
         }

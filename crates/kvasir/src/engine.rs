@@ -27,7 +27,7 @@ impl LoadedModel {
 
     /// [`engine`](Self::engine) without speculative decoding, to compare with.
     pub fn plain_engine(&self, core: Core, overlap: bool) -> Result<Engine<AnyExecutor>, Error> {
-        let executor = self.executor_for(&core, overlap, None)?;
+        let executor = self.executor_on_thread(&core, overlap, None)?;
         Ok(Engine::new(core, executor, clock()).overlap(overlap))
     }
 
@@ -38,7 +38,7 @@ impl LoadedModel {
         overlap: bool,
         kv: Option<KvType>,
     ) -> Result<Engine<AnyExecutor>, Error> {
-        let executor = self.executor_for(&core, overlap, kv)?;
+        let executor = self.executor_on_thread(&core, overlap, kv)?;
         let engine = Engine::new(core, executor, clock()).overlap(overlap);
         match self.speculation() {
             Some(speculation) => speculation.apply(engine),
@@ -46,8 +46,13 @@ impl LoadedModel {
         }
     }
 
+    /// The executor of a rank that follows the steps of another one, with a KV pool for the cache of `core`.
+    pub fn executor_for(&self, core: &Core) -> Result<AnyExecutor, Error> {
+        self.executor_on_thread(core, false, None)
+    }
+
     /// An executor with a KV pool for the cache of `core`, on a thread of its own with `overlap`.
-    pub(crate) fn executor_for(
+    pub(crate) fn executor_on_thread(
         &self,
         core: &Core,
         overlap: bool,

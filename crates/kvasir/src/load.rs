@@ -6,11 +6,12 @@ use crate::error::Error;
 use crate::opened::OpenedModel;
 use crate::speculation::Speculation;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, RandomWeights, ThreadPool, WeightSource};
+use kvasir_exec::{RankControl, Ranked, Ranks};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::Program;
 use kvasir_sim::{Paced, Preset, TokenList};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 impl OpenedModel {
     /// Prepares the weights for a backend.
@@ -48,8 +49,14 @@ impl OpenedModel {
             // The simulated device reads no weights, only words.
             BackendKind::Sim(preset) => (Weights::Sim(preset, self.words()?), None),
         };
-        let mut loaded =
-            LoadedModel { opened: self, weights, draft, kv: KvType::F32, batch_sizes: Vec::new() };
+        let mut loaded = LoadedModel {
+            opened: self,
+            weights,
+            draft,
+            kv: KvType::F32,
+            batch_sizes: Vec::new(),
+            rank: Mutex::new(None),
+        };
         if let Some(speculation) = loaded.speculation() {
             speculation.check_backend(loaded.backend())?;
         }
@@ -68,6 +75,16 @@ pub struct LoadedModel {
     kv: KvType,
     /// Batch sizes that executors declare, in rising order.
     batch_sizes: Vec<u32>,
+    /// The rank that its one executor will be.
+    rank: Mutex<Option<Rank>>,
+}
+
+/// One rank of a tensor-parallel group.
+pub struct Rank {
+    /// Its collectives.
+    pub ranks: Arc<dyn Ranks>,
+    /// Keeps the other ranks in step. `None` for a rank that follows another one's steps.
+    pub control: Option<Box<dyn RankControl>>,
 }
 
 enum Weights {
@@ -135,6 +152,13 @@ impl LoadedModel {
         Ok(Self { batch_sizes: sizes, ..self })
     }
 
+    /// Makes its executor one rank of a group. The model must be [cut](OpenedModel::for_rank) for the
+    /// rank, and has one executor.
+    pub fn among(mut self, rank: Rank) -> Self {
+        self.rank = Mutex::new(Some(rank));
+        self
+    }
+
     fn natural_kv(&self) -> KvType {
         match &self.weights {
             Weights::Cpu(model) => model.natural_kv(),
@@ -183,10 +207,18 @@ impl LoadedModel {
                     }
                     _ => None,
                 };
-                AnyExecutor::Cpu(Box::new(match drafting {
+                let executor = match drafting {
                     Some(drafting) => executor.drafting(drafting),
                     None => executor,
-                }))
+                };
+                let Some(Rank { ranks, control }) = self.take_rank()? else {
+                    return Ok(AnyExecutor::Cpu(Box::new(executor)));
+                };
+                let executor = executor.among(ranks).map_err(Error::Failed)?;
+                match control {
+                    Some(control) => AnyExecutor::Ranked(Box::new(Ranked::new(executor, control))),
+                    None => AnyExecutor::Cpu(Box::new(executor)),
+                }
             }
             Weights::Plain(_) if kv.is_some_and(|kv| kv != KvType::F32) => {
                 return Err(Error::invalid("kv_dtype", "the plain backend stores K and V as f32 only"));
@@ -205,13 +237,30 @@ impl LoadedModel {
                     }) => kvasir_plain::Drafting::new(model, *source, kind.clone(), *shape, limits, *taps),
                     _ => None,
                 };
-                AnyExecutor::Plain(match drafting {
+                let executor = match drafting {
                     Some(drafting) => executor.drafting(drafting),
                     None => executor,
-                })
+                };
+                let Some(Rank { ranks, control }) = self.take_rank()? else {
+                    return Ok(AnyExecutor::Plain(executor));
+                };
+                let executor = executor.among(ranks).map_err(Error::Failed)?;
+                match control {
+                    Some(control) => AnyExecutor::Ranked(Box::new(Ranked::new(executor, control))),
+                    None => AnyExecutor::Plain(executor),
+                }
             }
             Weights::Sim(preset, words) => AnyExecutor::Sim(Box::new(Paced::new(**preset, words.clone()))),
         })
+    }
+
+    /// The rank of the executor that is being built; `None` for a whole model.
+    fn take_rank(&self) -> Result<Option<Rank>, Error> {
+        if self.program().ranks().is_none() {
+            return Ok(None);
+        }
+        let rank = self.rank.lock().unwrap_or_else(PoisonError::into_inner).take();
+        rank.map(Some).ok_or_else(|| Error::Failed("the model of a rank has one executor".into()))
     }
 
     /// The model of the CPU backend; `None` for the others.

@@ -31,7 +31,7 @@ impl LoadedModel {
         }
         let params = Params { max_tokens: 1, ignore_eos: true, ..Params::default() };
         let request = self.request(prompt.to_vec(), params)?;
-        let inner = self.executor_for(&core, overlap, None)?;
+        let inner = self.executor_on_thread(&core, overlap, None)?;
         let executor = LogitsExecutor { inner, all, sampled_from: VecDeque::new(), logits: Vec::new() };
         let mut engine = Engine::new(core, executor, clock()).overlap(overlap);
         engine.add_request(request).map_err(Error::Refused)?;

@@ -118,6 +118,17 @@ impl OpenedModel {
         distinct.iter().map(|place| place.end as u64 - place.start as u64).sum()
     }
 
+    /// Cuts the target to the part of one of `ranks` ranks (tensor parallelism). Only rank 0 keeps the
+    /// draft model, which stays whole. Call it after [`speculate`](Self::speculate).
+    pub fn for_rank(mut self, rank: usize, ranks: usize) -> Result<Self, Error> {
+        let part = self.model.target.for_rank(rank, ranks);
+        self.model.target = part.map_err(|why| Error::invalid("ranks", why))?;
+        if rank > 0 {
+            self.draft = None;
+        }
+        Ok(self)
+    }
+
     /// Lets `watch` know how far [`load`](Self::load) is on the CPU backend: operations whose weights are
     /// ready, and all of them.
     pub fn watch_load(self, watch: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {

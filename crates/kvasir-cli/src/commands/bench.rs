@@ -1,7 +1,7 @@
 //! `kvasir bench`: measures prefill (`pp`), decode (`tg`) and batched decode speed against the
 //! machine's roofline.
 
-use crate::commands::{bench_fidelity, bench_offline, bench_serve};
+use crate::commands::{bench_broadcast, bench_fidelity, bench_offline, bench_serve};
 use crate::io::failure::Failure;
 use crate::options::model::ModelArgs;
 use crate::options::resolve::setup_of;
@@ -95,6 +95,8 @@ enum What {
     Fidelity(bench_fidelity::Args),
     /// Measure the throughput of an offline batch of prompts
     Offline(Box<bench_offline::Args>),
+    /// Measure the time of a step from rank 0 to another rank (tensor parallelism)
+    Broadcast(bench_broadcast::Args),
     /// Load-test a server of OpenAI's streaming API: TTFT, TPOT, goodput
     Serve(Box<bench_serve::Args>),
 }
@@ -231,7 +233,7 @@ impl Args {
             | What::Spec { common, .. } => common.model.compute().instructions(),
             What::Offline(args) => args.model().compute().instructions(),
             What::Fidelity(args) => Ok(args.instructions()),
-            What::Serve(_) => Ok(None),
+            What::Broadcast(_) | What::Serve(_) => Ok(None),
         }
     }
 
@@ -257,6 +259,7 @@ impl Args {
             }
             What::Fidelity(args) => args.run(),
             What::Offline(args) => args.run(),
+            What::Broadcast(args) => args.run(),
             What::Serve(args) => args.run(),
         }
     }

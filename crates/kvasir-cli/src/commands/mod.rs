@@ -2,6 +2,7 @@
 //! elsewhere.
 
 pub(crate) mod bench;
+pub(crate) mod bench_broadcast;
 pub(crate) mod bench_fidelity;
 pub(crate) mod bench_offline;
 pub(crate) mod bench_serve;
@@ -14,6 +15,7 @@ pub(crate) mod inspect;
 pub(crate) mod logits;
 pub(crate) mod models;
 pub(crate) mod ps;
+pub(crate) mod rank;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod serve;
@@ -85,6 +87,9 @@ pub(crate) enum Command {
     /// Run one engine of `serve --dp`; started by `serve`, not by users
     #[command(hide = true)]
     Worker(worker::Args),
+    /// Run one rank of an engine of `serve --tp`; started by `serve`, not by users
+    #[command(hide = true)]
+    Rank(rank::Args),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Write the manual pages
@@ -135,6 +140,7 @@ impl Command {
             Self::Sim(args) => args.run(),
             Self::Serve(args) => args.run(line),
             Self::Worker(args) => args.run(&line),
+            Self::Rank(args) => args.run(&line),
             Self::Template(args) => args.run(),
             Self::Tokenize(args) => args.run(),
             Self::Completions(args) => args.run(line.definition),

@@ -13,6 +13,7 @@ use crate::options::keys::{Access, KeyArgs, unknown_limit};
 use crate::options::kv_events::KvEventArgs;
 use crate::options::model::ModelArgs;
 use crate::options::reports::{ReportArgs, log, log_info, log_warning};
+use crate::options::rules::rule;
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
 use crate::startup::{EngineFacts, FleetStart, Service, Started};
@@ -170,6 +171,10 @@ impl Args {
             Some(engines) => format!("{engines} processes, each of {arithmetic}"),
             None => arithmetic.clone(),
         };
+        let computes = match self.fleet.ranks() {
+            1 => computes,
+            ranks => format!("{computes} and {ranks} ranks"),
+        };
         let cap = if *is_capped { ", capped by default (--kv-capacity N)" } else { "" };
         let gigabytes = f64::from(slots) * *slot as f64 / 1e9;
         let computes = format!(
@@ -203,6 +208,9 @@ impl Args {
     /// Validates options before the model is loaded; returns the TLS files and access rules.
     pub(crate) fn check(&self) -> Result<(Option<TlsFiles>, AccessControl), Failure> {
         self.fleet.check()?;
+        rule(self.fleet.ranks() == 1 || !self.model.compute().is_simulated(), || {
+            "--tp cannot be combined with --backend sim: it has no weights to divide".into()
+        })?;
         self.kv_events.check(self.fleet.replicas().unwrap_or(1))?;
         let keys = self.key_args.keys()?;
         if self.limits.max_priority.is_some() && !self.options.orders_by_priority() {
@@ -332,7 +340,8 @@ impl Args {
             None => Started::new(&self.model, name, sampling_args, &options, service)?,
             Some(replicas) => {
                 let command = worker::command(line.arguments)?;
-                let fleet = FleetStart { replicas, route: self.fleet.route(), command };
+                let (ranks, route) = (self.fleet.ranks(), self.fleet.route());
+                let fleet = FleetStart { replicas, ranks, route, command };
                 Started::fleet(&self.model, name, sampling_args, &options, fleet, service)?
             }
         };

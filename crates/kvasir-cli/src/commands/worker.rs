@@ -1,13 +1,26 @@
 //! `kvasir worker`: one engine of `serve --dp`, in a process of its own. `serve` passes its own
 //! arguments to the worker, so both parse the same options.
 
-use crate::commands::{Command, CommandLine};
+use crate::commands::{Command, CommandLine, rank};
 use crate::io::failure::Failure;
 use crate::startup::{EngineFacts, ReadyEngine, build_model, identity, record_kv_events};
 use kvasir_engine::Route;
-use kvasir_fleet::{Facts, WorkerCommand, WorkerConfig, run_worker};
+use kvasir_fleet::{
+    Affinity, Facts, GroupConfig, Identity, RankGroup, WorkerCommand, WorkerConfig, run_worker,
+};
 use kvasir_serve::metrics::EngineMetrics;
-use std::{env, ffi::OsString, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{
+    env,
+    ffi::OsString,
+    path::PathBuf,
+    process::{self, ExitCode},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+/// Time that an engine has to notice that a rank is lost, and to report what it has computed before.
+const NOTICE: Duration = Duration::from_millis(500);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -39,10 +52,27 @@ pub(crate) fn command(arguments: Vec<OsString>) -> Result<WorkerCommand, Failure
     })
 }
 
+/// Starts the other ranks of an engine. The process ends when one of them does: an idle engine would not
+/// notice it.
+fn start_ranks(
+    replica: u32,
+    arguments: Vec<OsString>,
+    ranks: usize,
+    identity: Identity,
+) -> Result<RankGroup, Failure> {
+    let command = rank::command(replica, arguments)?;
+    let on_lost = Arc::new(move |line: &str| {
+        eprintln!("kvasir: replica {replica}: {line}");
+        thread::sleep(NOTICE);
+        process::exit(1);
+    });
+    RankGroup::start(GroupConfig { ranks, command, identity, on_lost }).map_err(Failure::failed)
+}
+
 impl Args {
     /// Runs the requests of the server process until that ends the worker.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
-        let Command::Serve(serve) = (line.parse)(self.arguments)? else {
+        let Command::Serve(serve) = (line.parse)(self.arguments.clone())? else {
             return Err(Failure::usage(
                 "`worker` needs the arguments of `kvasir serve` after `--`; use `kvasir serve --dp N`",
             ));
@@ -55,8 +85,21 @@ impl Args {
         let engines = fleet.replicas().unwrap_or(1);
         let opened = model.open()?;
         let identity = identity(&opened, &model, &options);
-        let config = kvasir::EngineConfig { engines, ..options.config()? };
-        let ready = ReadyEngine::new(&model.with_threads_for(engines), opened, &config, true)?;
+        let ranks = fleet.ranks();
+        let mut group = match ranks {
+            1 => None,
+            _ => Some(start_ranks(self.replica, self.arguments, ranks, identity.clone())?),
+        };
+        let model = model.with_threads_for(engines).with_part_of_threads(0, ranks);
+        let affinity = match ranks {
+            1 => None,
+            _ => {
+                let (place, places) = (self.replica as usize * ranks, engines as usize * ranks);
+                Affinity::pin(place, places, model.thread_count()).map_err(Failure::failed)?
+            }
+        };
+        let config = kvasir::EngineConfig { engines: engines * ranks as u32, ..options.config()? };
+        let ready = ReadyEngine::new(&model, opened, &config, true, group.as_mut())?;
         let ReadyEngine { engine, loaded, facts, .. } = ready;
         let EngineFacts { slots, max_len, .. } = facts;
         let hidden = loaded.tells_hidden();
@@ -78,6 +121,7 @@ impl Args {
             replica: self.replica,
             generation: self.generation,
             identity,
+            affinity,
             facts: Facts { slots, block_size, max_len, cut_obstacle, more },
             build: Box::new(move |recipe, prompt, canceled| {
                 chat.follow_recipe(recipe, prompt, canceled).ok()

@@ -195,7 +195,7 @@ mod tests {
         for (given, part) in [
             ("kvasir chat f -ngl 99", "`-ngl`: "),
             ("kvasir serve f --gpu-memory-utilization=0.9", "--memory-utilization"),
-            ("kvasir serve f --tensor-parallel-size 2", "leave it out"),
+            ("kvasir serve f --pipeline-parallel-size 2", "leave it out"),
             ("kvasir serve f --dtype auto", "leave it out"),
             ("kvasir serve f --kv-cache-dtype auto", "leave it out"),
             ("kvasir serve f --load-format auto", "leave it out"),

@@ -1,25 +1,35 @@
-//! Data parallelism options of `serve`: the number of worker processes and the routing policy.
+//! Options of `serve` for several processes: the number of workers (data parallelism), the ranks of each
+//! (tensor parallelism), and the routing policy.
 
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
 use crate::options::switch::word;
 use kvasir_engine::Route;
 
-/// Number of engines, and the routing policy.
+/// Number of engines and of their ranks, and the routing policy.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FleetArgs {
     /// Engines that serve, each a process of its own with its own KV cache and --threads [default: one engine in this process]
     #[arg(long, env = "KVASIR_DP", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     dp: Option<u32>,
+    /// Ranks of each engine (tensor parallelism), each a process of its own with a part of the weights and of --threads [default: 1]
+    #[arg(long, env = "KVASIR_TP", value_name = "M", value_parser = clap::value_parser!(u32).range(1..=64))]
+    tp: Option<u32>,
     /// With --dp: the engine that gets a request: round-robin, least-requests, least-tokens, prefix (the one that holds most of the prompt) or session [default: prefix]
     #[arg(long, env = "KVASIR_ROUTE", value_parser = word::<Route>)]
     route: Option<Route>,
 }
 
 impl FleetArgs {
-    /// Number of worker processes; `None` if the engine runs in this one.
+    /// Number of worker processes; `None` if the engine runs in this one. An engine of several ranks
+    /// is a worker, so that it is restarted and its requests resumed.
     pub(crate) fn replicas(&self) -> Option<u32> {
-        self.dp
+        self.dp.or((self.ranks() > 1).then_some(1))
+    }
+
+    /// Number of ranks of each engine.
+    pub(crate) fn ranks(&self) -> usize {
+        self.tp.unwrap_or(1) as usize
     }
 
     /// The routing policy.

@@ -272,6 +272,20 @@ impl ModelArgs {
         self
     }
 
+    /// Sets `--threads` on the CPU to the part of one of `ranks` ranks; each has one at least.
+    pub(crate) fn with_part_of_threads(mut self, rank: usize, ranks: usize) -> Self {
+        if let Some(threads) = self.compute.threads.filter(|_| ranks > 1) {
+            let (each, more) = (threads / ranks as u32, threads as usize % ranks);
+            self.compute.threads = Some((each + u32::from(rank < more)).max(1));
+        }
+        self
+    }
+
+    /// Computing threads, once `--threads` has its default.
+    pub(crate) fn thread_count(&self) -> usize {
+        self.compute.threads().unwrap_or(1)
+    }
+
     /// With the drafts of `suffix`, unless `--spec` names others.
     pub(crate) fn or_suffix_drafts(mut self) -> Self {
         self.draft.spec = self.draft.spec.or_else(|| "suffix".parse().ok());

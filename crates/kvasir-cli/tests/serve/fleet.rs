@@ -14,12 +14,12 @@ use std::{
 };
 
 /// A server with its replicas.
-struct Fleet {
-    server: Server,
+pub(super) struct Fleet {
+    pub(super) server: Server,
 }
 
 impl Fleet {
-    fn start(name: &str, replicas: u32, more: &[&str]) -> Self {
+    pub(super) fn start(name: &str, replicas: u32, more: &[&str]) -> Self {
         let replicas = replicas.to_string();
         let options = [&["--dp", &replicas, "--threads", "1", "--max-model-len", "512"], more].concat();
         Self { server: Server::start(name, &options) }
@@ -33,7 +33,7 @@ impl Fleet {
     }
 
     /// Ids of the worker processes that take requests.
-    fn processes(&self) -> Vec<u64> {
+    pub(super) fn processes(&self) -> Vec<u64> {
         let replicas = self.replicas();
         let ready = replicas.iter().filter(|replica| replica["phase"] == "ready");
         ready.filter_map(|replica| replica["process"].as_u64()).collect()
@@ -45,7 +45,7 @@ impl Fleet {
         assert_eq!(status, 200, "{answer}");
     }
 
-    fn wait_until(&self, what: &str, holds: impl Fn(&[Value]) -> bool) {
+    pub(super) fn wait_until(&self, what: &str, holds: impl Fn(&[Value]) -> bool) {
         let begin = Instant::now();
         while !holds(&self.replicas()) {
             assert!(begin.elapsed() < Duration::from_secs(60), "{what}: {:?}", self.replicas());
@@ -53,12 +53,12 @@ impl Fleet {
         }
     }
 
-    fn wait_until_ready(&self) {
+    pub(super) fn wait_until_ready(&self) {
         self.wait_until("ready", |replicas| replicas.iter().all(|replica| replica["phase"] == "ready"));
     }
 
     /// Waits until no request is open and no KV slot is held.
-    fn wait_until_idle(&self) {
+    pub(super) fn wait_until_idle(&self) {
         self.wait_until("free", |replicas| replicas.iter().all(|replica| replica["requests"] == 0));
         let begin = Instant::now();
         loop {
@@ -73,24 +73,24 @@ impl Fleet {
     }
 }
 
-fn signal(process: u64, signal: &str) {
+pub(super) fn signal(process: u64, signal: &str) {
     Command::new("kill").args([signal, &process.to_string()]).status().unwrap();
 }
 
-fn is_running(process: u64) -> bool {
+pub(super) fn is_running(process: u64) -> bool {
     let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     !status.is_empty() && !status.contains(") Z ")
 }
 
 /// Number of workers that a test kills. To kill 100:
 /// `KVASIR_KILLS=100 cargo test --release -p kvasir-cli --test serve fleet`.
-fn kill_count() -> u32 {
+pub(super) fn kill_count() -> u32 {
     std::env::var("KVASIR_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(8)
 }
 
 /// Request number `number`. Even numbers complete a text, odd ones answer a chat. They are greedy,
 /// sampled, with penalties, with Mirostat, with two choices, or with a JSON schema.
-fn request(number: u64, length: u32) -> (&'static str, Value) {
+pub(super) fn request(number: u64, length: u32) -> (&'static str, Value) {
     let mut random = Random::new(number);
     let words: Vec<String> = (0..random.between(1, 40)).map(|_| format!("w{}", random.below(30))).collect();
     let text = words.join(" ");
@@ -134,7 +134,7 @@ fn request(number: u64, length: u32) -> (&'static str, Value) {
 }
 
 /// The texts of a streamed answer by choice, with its finish reasons and token counts.
-fn answer(server: &Server, (path, body): &(&str, Value)) -> Vec<(String, String, u64)> {
+pub(super) fn answer(server: &Server, (path, body): &(&str, Value)) -> Vec<(String, String, u64)> {
     let n = body["n"].as_u64().unwrap_or(1) as usize;
     let mut answers = vec![(String::new(), String::new(), 0); n];
     for event in server.events(path, body) {
@@ -153,7 +153,7 @@ fn answer(server: &Server, (path, body): &(&str, Value)) -> Vec<(String, String,
 }
 
 /// Answers all requests, some at a time, while `while_serving` runs.
-fn answer_all(
+pub(super) fn answer_all(
     server: &Server,
     requests: &[(&'static str, Value)],
     while_serving: impl FnOnce(&AtomicBool) + Send,

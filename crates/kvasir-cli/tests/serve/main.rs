@@ -15,6 +15,7 @@ mod kv_events;
 mod limits;
 mod memory;
 mod operations;
+mod ranks;
 mod sampling;
 mod server;
 mod speculation;

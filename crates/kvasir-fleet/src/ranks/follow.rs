@@ -127,12 +127,14 @@ impl RankProcess {
                     executor.bind(PoolRow(*row), spec);
                 }
                 (record::RELEASE, ranges) => {
-                    let ranges: Vec<_> = ranges.as_chunks().0.iter().map(|&[start, end]| start..end).collect();
+                    let ranges: Vec<_> =
+                        ranges.as_chunks().0.iter().map(|&[start, end]| start..end).collect();
                     executor.release(&ranges);
                 }
                 (record::STEP, words) => {
                     self.member.contributions.begin_step();
-                    decode(words, &mut step).map_err(|why| RankError::Ring(format!("a step is garbled: {why}")))?;
+                    decode(words, &mut step)
+                        .map_err(|why| RankError::Ring(format!("a step is garbled: {why}")))?;
                     let result;
                     (step, result) = match executor.submit(step) {
                         Ok(pending) => executor.wait(pending),

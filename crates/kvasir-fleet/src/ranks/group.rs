@@ -8,8 +8,7 @@ use crate::ranks::member::Member;
 use crate::ranks::rank_message::{FromRank, PROTOCOL, ToRank, receive, send, wait_for_end};
 use std::{
     ffi::OsString,
-    fmt,
-    io,
+    fmt, io,
     net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::PathBuf,
@@ -139,15 +138,16 @@ impl RankGroup {
             let (socket, process) = (rank.socket.try_clone()?, Arc::clone(&rank.process));
             let (member, on_lost) = (Arc::clone(&self.member), Arc::clone(&self.on_lost));
             let is_ending = Arc::clone(&self.is_ending);
-            rank.watch = Some(thread::Builder::new().name(format!("rank-{}", index + 1)).spawn(move || {
-                wait_for_end(&socket);
-                member.party.lose(index + 1);
-                let status = process.lock().unwrap_or_else(PoisonError::into_inner).wait();
-                let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-                if !is_ending.load(Ordering::Relaxed) {
-                    on_lost(&format!("rank {} has ended: {how}", index + 1));
-                }
-            })?);
+            rank.watch =
+                Some(thread::Builder::new().name(format!("rank-{}", index + 1)).spawn(move || {
+                    wait_for_end(&socket);
+                    member.party.lose(index + 1);
+                    let status = process.lock().unwrap_or_else(PoisonError::into_inner).wait();
+                    let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+                    if !is_ending.load(Ordering::Relaxed) {
+                        on_lost(&format!("rank {} has ended: {how}", index + 1));
+                    }
+                })?);
         }
         Ok(())
     }

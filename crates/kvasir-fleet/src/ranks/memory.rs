@@ -51,7 +51,9 @@ impl SharedMemory {
     pub(crate) fn open(file: &File, words: usize, lines: usize, ranks: usize) -> io::Result<Self> {
         let length = file.metadata()?.len();
         if length != words as u64 * 4 {
-            return Err(io::Error::other(format!("the memory of the ranks has {length} bytes, not {words} words")));
+            return Err(io::Error::other(format!(
+                "the memory of the ranks has {length} bytes, not {words} words"
+            )));
         }
         let memory = Self::map(file, words, lines)?;
         let mut header = memory.header(ranks);

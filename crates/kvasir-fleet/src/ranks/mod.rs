@@ -18,6 +18,8 @@
 //!
 //! `loom/` explores the interleavings of `party`, `journal` and `contributions`.
 
+mod affinity;
+mod broadcast_times;
 #[allow(unsafe_code)]
 mod contributions;
 mod follow;
@@ -35,6 +37,8 @@ mod step_broadcast;
 mod step_words;
 mod sync;
 
+pub use affinity::Affinity;
+pub use broadcast_times::{BroadcastBench, BroadcastError};
 pub use follow::{RankConfig, RankError, RankProcess};
 pub use group::{GroupConfig, GroupError, RankCommand, RankGroup};
 pub use member::Member;

@@ -6,9 +6,7 @@
 //! Decoding checks lengths and enumerations. Whether a step fits its executor, the executor checks.
 
 use kvasir_exec::{BatchRow, Drafts, PoolRow, RowKind, Step, StepKind};
-use kvasir_kv::{
-    Layout, Mask, PlanKind, PlanRow, PlanTable, PoolId, Segment, SeqId, SlotCopy, Span, StepId,
-};
+use kvasir_kv::{Layout, Mask, PlanKind, PlanRow, PlanTable, PoolId, Segment, SeqId, SlotCopy, Span, StepId};
 use kvasir_sample::Sampling;
 
 const ROW: usize = 20;
@@ -262,7 +260,8 @@ mod tests {
                 draft_depth: other.start,
                 sampling: Sampling::default(),
             });
-            let masks = [Mask::None, Mask::Causal, Mask::Explicit { at: tree.len, words_per_query: both.len }];
+            let masks =
+                [Mask::None, Mask::Causal, Mask::Explicit { at: tree.len, words_per_query: both.len }];
             plan.rows.push(PlanRow {
                 seq: SeqId(wide(both.start, both.len)),
                 queries: tokens,

@@ -3,7 +3,7 @@
 use crate::executor::{Limits, PlainExecutor};
 use crate::model::{Pass, PlainModel};
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
-use kvasir_exec::{Executor, PoolRow, SequenceSpec, Step, StepError};
+use kvasir_exec::{Executor, PoolRow, Ranks, SequenceSpec, Step, StepError};
 use kvasir_kv::{Lowering, SlotCopy};
 use kvasir_program::Tap;
 use std::sync::Arc;

@@ -7,5 +7,6 @@ pub(crate) mod op;
 pub(crate) mod print;
 pub(crate) mod program;
 pub(crate) mod rope;
+pub(crate) mod usage;
 pub(crate) mod value;
 pub(crate) mod weight;

@@ -1,0 +1,158 @@
+//! `kvasir serve --tp`: an engine of several ranks gives the same answers in every run, also when ranks are
+//! killed. No process is left over.
+
+use super::fleet::{Fleet, answer_all, is_running, kill_count, request, signal};
+use super::server::{Server, model};
+use kvasir_testkit::Random;
+use std::{
+    fs,
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Child processes of a process: the ranks of a worker.
+fn children(process: u64) -> Vec<u64> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let lists = threads.map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default());
+    let lists: String = lists.collect();
+    lists.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+}
+
+fn ranks(fleet: &Fleet) -> Vec<u64> {
+    fleet.processes().into_iter().flat_map(children).collect()
+}
+
+fn wait_until_gone(processes: &[u64]) {
+    let begin = Instant::now();
+    while processes.iter().any(|process| is_running(*process)) {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{processes:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn answers_of_ranks_are_equal_under_every_configuration() {
+    let requests: Vec<_> = (0..12).map(|number| request(number, 40)).collect();
+    let answers = |options: &[&str]| {
+        let options = [&["--tp", "2"], options].concat();
+        let fleet = Fleet::start("ranks-matrix", 1, &options);
+        let answers = answer_all(&fleet.server, &requests, |_| {});
+        fleet.wait_until_idle();
+        answers
+    };
+    let expected = answers(&[]);
+    let configurations: [&[&str]; 9] = [
+        &[],
+        &["--cache", "cells"],
+        &["--cache", "paged", "--block-size", "8"],
+        &["--cache", "contiguous"],
+        &["--cache", "tree", "--spec", "suffix"],
+        &["--policy", "prefill-first", "--spec", "ngram"],
+        &["--policy", "rectangular"],
+        &["--overlap", "on"],
+        &["--max-num-batched-tokens", "32", "--max-num-seqs", "3"],
+    ];
+    for options in configurations {
+        assert_eq!(answers(options), expected, "{options:?}");
+    }
+}
+
+/// The plain backend computes in f32, so its answers are compared with its own.
+#[test]
+fn ranks_run_on_the_plain_backend() {
+    let requests: Vec<_> = (0..6).map(|number| request(number, 12)).collect();
+    let answers = |more: &[&str]| {
+        let options =
+            [&["--backend", "plain", "--tp", "2", "--dp", "1", "--max-model-len", "512"], more].concat();
+        answer_all(&Server::start("ranks-plain", &options), &requests, |_| {})
+    };
+    let expected = answers(&[]);
+    assert_eq!(answers(&["--policy", "rectangular"]), expected);
+    assert_eq!(answers(&["--overlap", "on", "--batch-sizes", "1,4,8"]), expected);
+}
+
+#[test]
+fn killing_ranks_changes_no_answer() {
+    let requests: Vec<_> = (0..64).map(|number| request(number, 100)).collect();
+    let fleet = Fleet::start("ranks-killed", 2, &["--tp", "2"]);
+    assert_eq!((fleet.processes().len(), ranks(&fleet).len()), (2, 2));
+    let expected = answer_all(&fleet.server, &requests, |_| {});
+    let kills = AtomicU32::new(0);
+    for round in 0.. {
+        let got = answer_all(&fleet.server, &requests, |done| {
+            let mut random = Random::new(round);
+            while !done.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(random.between(50, 800).into()));
+                let ranks = ranks(&fleet);
+                if !ranks.is_empty() {
+                    signal(random.pick(&ranks), "-KILL");
+                    kills.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
+            assert_eq!(got, expected, "round {round}: {request:?}");
+        }
+        if kills.load(Ordering::Relaxed) >= kill_count() {
+            break;
+        }
+    }
+    fleet.wait_until_ready();
+    fleet.wait_until_idle();
+}
+
+#[test]
+fn an_idle_engine_restarts_when_a_rank_ends() {
+    let fleet = Fleet::start("ranks-idle", 1, &["--tp", "2"]);
+    let (workers, ranks) = (fleet.processes(), ranks(&fleet));
+    signal(ranks[0], "-KILL");
+    fleet.wait_until("restarted", |replicas| replicas[0]["restarts"] == 1 && replicas[0]["phase"] == "ready");
+    wait_until_gone(&[workers, ranks].concat());
+    let answers = answer_all(&fleet.server, &[request(0, 8)], |_| {});
+    assert!(!answers[0].is_empty());
+}
+
+/// Without `--dp` too: ranks make the engine a worker, which is restarted.
+#[test]
+fn ranks_end_with_the_server() {
+    let start = |name: &str| {
+        let options = ["--tp", "2", "--threads", "2", "--max-model-len", "512"];
+        let fleet = Fleet { server: Server::start(name, &options) };
+        let processes = [fleet.processes(), ranks(&fleet)].concat();
+        assert_eq!(processes.len(), 2);
+        (fleet, processes)
+    };
+    let (mut fleet, processes) = start("ranks-front");
+    fleet.server.process.kill().unwrap();
+    fleet.server.process.wait().unwrap();
+    wait_until_gone(&processes);
+    let (mut fleet, processes) = start("ranks-again");
+    fleet.server.terminate();
+    assert!(fleet.server.process.wait().unwrap().success());
+    wait_until_gone(&processes);
+    // A worker that is killed takes its ranks with it.
+    let (fleet, processes) = start("ranks-worker");
+    signal(processes[0], "-KILL");
+    wait_until_gone(&processes);
+    fleet.wait_until_ready();
+}
+
+#[test]
+fn impossible_divisions_are_refused_by_name() {
+    let folder = model("ranks-refused");
+    let refused = |options: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        command.arg("serve").arg(&folder).args(["--port", "0"]).args(options);
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let simulated = refused(&["--tp", "2", "--backend", "sim"]);
+    assert!(simulated.contains("--tp") && simulated.contains("--backend sim"), "{simulated}");
+    let uneven = refused(&["--tp", "64"]);
+    assert!(uneven.contains("--tp 64"), "{uneven}");
+    assert!(refused(&["--tp", "0"]).contains("--tp"));
+    fs::remove_dir_all(&folder).unwrap();
+}

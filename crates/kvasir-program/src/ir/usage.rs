@@ -1,0 +1,73 @@
+//! How much of each weight a program reads. A rank's program reads a part of most.
+
+use crate::ir::op::Op;
+use crate::ir::program::Program;
+use crate::ir::weight::{Matrices, Matrix, WeightId};
+
+impl Program {
+    /// Elements that its ops read of each weight, by [`WeightId`]. Elements of a tied weight count at
+    /// the weight whose bytes are used, and elements that several ops read count once.
+    pub fn elements_read(&self) -> Vec<usize> {
+        let mut usage = Usage { program: self, elements: vec![0; self.weights.len()] };
+        self.ops.iter().for_each(|op| usage.op(op));
+        usage.elements
+    }
+}
+
+struct Usage<'a> {
+    program: &'a Program,
+    elements: Vec<usize>,
+}
+
+impl Usage<'_> {
+    fn add(&mut self, id: WeightId, elements: usize) {
+        let id = self.program.resolve(id);
+        let all = self.program.weight(id).shape.iter().product();
+        let read = &mut self.elements[id.0 as usize];
+        *read = read.saturating_add(elements).min(all);
+    }
+
+    fn whole(&mut self, id: WeightId) {
+        self.add(id, usize::MAX);
+    }
+
+    fn matrix(&mut self, matrix: &Matrix) {
+        self.add(matrix.weight, matrix.outputs * matrix.inputs);
+        matrix.bias.iter().for_each(|bias| self.add(bias.weight, matrix.outputs));
+    }
+
+    fn family(&mut self, all: &Matrices) {
+        (0..all.count).for_each(|n| self.matrix(&all.nth(n)));
+    }
+
+    fn op(&mut self, op: &Op) {
+        match op {
+            Op::Embed { table, .. } => self.whole(*table),
+            Op::Norm { weight, bias, .. } => {
+                self.whole(*weight);
+                bias.iter().for_each(|bias| self.whole(*bias));
+            }
+            Op::Linear { matrix, .. } | Op::Head { matrix, .. } => self.matrix(matrix),
+            Op::GroupLinear { matrices, .. } => self.family(matrices),
+            Op::UpdateAndAttend { q, layer, sinks: Some(sinks), .. } => {
+                let facts = self.program.layers[layer.0 as usize];
+                let heads = self.program.value(*q).width() / facts.key_dim.max(1);
+                self.add(sinks.weight, heads);
+            }
+            Op::Route { routing, .. } => routing.correction.iter().for_each(|id| self.whole(*id)),
+            Op::Mixture { experts, .. } => {
+                [&experts.gate, &experts.up, &experts.down].into_iter().for_each(|all| self.family(all));
+            }
+            Op::Hidden { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Rotary { .. }
+            | Op::SelectKeys { .. }
+            | Op::UpdateAndAttend { sinks: None, .. }
+            | Op::Gate { .. }
+            | Op::Add { .. }
+            | Op::Collect { .. }
+            | Op::Gather { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Models of the memory that ranks share: collectives, the journal, and the loss of a rank.
+
+use crate::ranks::contributions::Contributions;
+use crate::ranks::journal::Journal;
+use crate::ranks::layout::Layout;
+use crate::ranks::memory::SharedMemory;
+use crate::ranks::party::Party;
+use crate::ranks::ring_error::RingError;
+use loom::thread;
+
+pub(crate) const MODELS: &[(&str, fn())] = &[
+    ("ranks: sums_are_equal_on_both_ranks", sums_are_equal_on_both_ranks),
+    ("ranks: a_step_given_up_keeps_ranks_in_step", a_step_given_up_keeps_ranks_in_step),
+    ("ranks: records_arrive_once_and_in_order", records_arrive_once_and_in_order),
+    ("ranks: a_lost_rank_ends_waits", a_lost_rank_ends_waits),
+];
+
+/// Two ranks; a journal of eight words, and pieces of one.
+fn parties() -> [Party; 2] {
+    let layout = Layout { ranks: 2, journal: 8, piece: 1 };
+    let memory = SharedMemory::new(layout);
+    [0, 1].map(|rank| Party::new(memory.clone(), layout, rank))
+}
+
+/// Three pieces, so that the first room is used again.
+fn sums_are_equal_on_both_ranks() {
+    let sum = |party: Party| {
+        let (contributions, rank) = (Contributions::new(), party.rank as f32);
+        contributions.begin_step();
+        let mut rows = [1.0 + rank, 2.0 + rank, 3.0 + rank];
+        contributions.sum(&party, &mut rows).unwrap();
+        assert_eq!(rows, [3.0, 5.0, 7.0]);
+    };
+    let [first, second] = parties();
+    let other = thread::spawn(move || sum(second));
+    sum(first);
+    other.join().unwrap();
+}
+
+fn a_step_given_up_keeps_ranks_in_step() {
+    let [first, second] = parties();
+    let other = thread::spawn(move || {
+        let (contributions, mut row) = (Contributions::new(), [1.0]);
+        contributions.begin_step();
+        assert_eq!(contributions.sum(&second, &mut row), Err(RingError::GivenUp(0)));
+        assert!(contributions.is_abandoned());
+        contributions.begin_step();
+        row = [1.0];
+        contributions.sum(&second, &mut row).unwrap();
+        assert_eq!(row, [3.0]);
+    });
+    let (contributions, mut row) = (Contributions::new(), [2.0]);
+    contributions.begin_step();
+    contributions.give_up(&first).unwrap();
+    contributions.begin_step();
+    contributions.sum(&first, &mut row).unwrap();
+    assert_eq!(row, [3.0]);
+    other.join().unwrap();
+}
+
+/// Two records of six words each in a ring of eight: the writer waits for room.
+fn records_arrive_once_and_in_order() {
+    let [first, second] = parties();
+    let writer = thread::spawn(move || {
+        let mut journal = Journal::new(0);
+        journal.write(&first, 7, &[1, 2]).unwrap();
+        journal.write(&first, 8, &[3, 4]).unwrap();
+    });
+    let (mut journal, mut body) = (Journal::new(0), Vec::new());
+    assert_eq!(journal.read(&second, &mut body), Ok(7));
+    assert_eq!(body, [1, 2]);
+    assert_eq!(journal.read(&second, &mut body), Ok(8));
+    assert_eq!(body, [3, 4]);
+    writer.join().unwrap();
+}
+
+fn a_lost_rank_ends_waits() {
+    let [first, second] = parties();
+    let watch = thread::spawn(move || first.lose(0));
+    let (contributions, mut body) = (Contributions::new(), Vec::new());
+    contributions.begin_step();
+    assert_eq!(contributions.sum(&second, &mut [1.0]), Err(RingError::Lost(0)));
+    assert_eq!(Journal::new(0).read(&second, &mut body), Err(RingError::Lost(0)));
+    watch.join().unwrap();
+}
