@@ -16,9 +16,10 @@ use kvasir::{
 };
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Engine, Route};
-use kvasir_exec::Ranks;
+use kvasir_exec::{RankControl, Ranks};
 use kvasir_fleet::{
-    Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, RankGroup, StepBroadcast, WorkerCommand,
+    Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, RankGroup, StepBroadcast, StepHashes,
+    WorkerCommand,
 };
 use kvasir_serve::{
     StepFeed,
@@ -88,6 +89,13 @@ impl Service {
     }
 }
 
+/// What rank 0 of an engine of several ranks needs.
+pub(crate) struct Leader<'a> {
+    pub(crate) group: &'a mut RankGroup,
+    /// Whether every rank schedules for itself.
+    pub(crate) by_requests: bool,
+}
+
 /// An engine that is ready to serve, with its loaded model, facts and setup.
 pub(crate) struct ReadyEngine {
     pub(crate) engine: Engine<AnyExecutor>,
@@ -115,19 +123,23 @@ pub(crate) struct EngineFacts {
 
 impl ReadyEngine {
     /// Loads an opened model and builds its engine, with a warm-up if `warms_up`: rank 0 of a group, if
-    /// one is given.
+    /// there is a `leader`.
     pub(crate) fn new(
         model: &ModelArgs,
         opened: OpenedModel,
         config: &EngineConfig,
         warms_up: bool,
-        group: Option<&mut RankGroup>,
+        leader: Option<Leader<'_>>,
     ) -> Result<Self, Failure> {
         let share = config.memory_share()?;
-        let loaded = match &group {
-            Some(group) => {
+        let loaded = match &leader {
+            Some(Leader { group, by_requests }) => {
                 let ranks = group.member();
-                let control = Box::new(StepBroadcast::new(group.member()));
+                let control: Box<dyn RankControl> = if *by_requests {
+                    Box::new(StepHashes::new(group.member()))
+                } else {
+                    Box::new(StepBroadcast::new(group.member()))
+                };
                 let loaded = model.load_opened(cut(opened, 0, ranks.count())?)?;
                 loaded.among(Rank { ranks, control: Some(control) })
             }
@@ -137,7 +149,7 @@ impl ReadyEngine {
         let resolved = loaded.resolve(config, DEFAULT_SLOTS)?;
         let core = resolved.core()?;
         let setup = setup_of(&loaded, &resolved, &core);
-        if let Some(group) = group {
+        if let Some(Leader { group, .. }) = leader {
             group.begin(core.cache().shape().capacity).map_err(Failure::failed)?;
         }
         let mut engine = loaded.engine(core, resolved.overlap)?;

@@ -277,6 +277,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("rank", "replica", "? --rank | --replica 0"),
     ("serve", "dp", "@ serve/fleet.rs"),
     ("serve", "tp", "@ serve/ranks.rs"),
+    ("serve", "rank-control", "? --tp | --rank-control requests"),
     ("serve", "route", "? --dp | --route prefix"),
     ("serve", "open-health", "| --open-health=no"),
     ("serve", "allow-pull", "@ hub/served.rs"),

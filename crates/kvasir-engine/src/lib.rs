@@ -109,7 +109,7 @@ pub use crate::scheduler::queue::Order;
 pub use crate::scheduler::record::{Admission, Arrival, Deferral, StepRecord};
 pub use crate::scheduler::schedule::{Feed, RectangleFeed};
 pub use crate::scheduler::view::SchedulerView;
-pub use crate::serving_loop::{Message, Serving};
+pub use crate::serving_loop::{Inbox, Message, Serving};
 pub use crate::speculation::drafter::Drafter;
 pub use crate::speculation::lookup::MOST_DRAFTS;
 pub use crate::speculation::lookup::ngram_drafter::{NGRAM, NgramDrafter};

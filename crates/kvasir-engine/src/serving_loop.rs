@@ -54,6 +54,25 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// a conversation does not commit it again with each turn.
 const RELEASE_AFTER: Duration = Duration::from_secs(10);
 
+/// Where an engine gets its messages.
+pub trait Inbox {
+    /// The next message. Waits for at most `timeout`, or without limit; a timeout of zero does not block.
+    fn receive(&mut self, timeout: Option<Duration>) -> Result<Message, RecvTimeoutError>;
+}
+
+impl Inbox for &Receiver<Message> {
+    fn receive(&mut self, timeout: Option<Duration>) -> Result<Message, RecvTimeoutError> {
+        match timeout {
+            Some(Duration::ZERO) => self.try_recv().map_err(|error| match error {
+                TryRecvError::Empty => RecvTimeoutError::Timeout,
+                TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+            }),
+            Some(timeout) => self.recv_timeout(timeout),
+            None => self.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        }
+    }
+}
+
 /// Serves an inbox on a dedicated thread: an engine, or a front process that forwards requests to
 /// engines in other processes.
 pub trait Serving: Send {
@@ -73,10 +92,10 @@ where
 impl<E: Executor> Engine<E> {
     /// Serves `inbox` until told to exit, and passes each non-empty outbox to `deliver`. When idle,
     /// it checks the invariants and blocks on the inbox.
-    pub fn serve(&mut self, inbox: &Receiver<Message>, mut deliver: impl FnMut(&Outbox)) -> Exit {
+    pub fn serve(&mut self, mut inbox: impl Inbox, mut deliver: impl FnMut(&Outbox)) -> Exit {
         let mut serving = ServingLoop::default();
         loop {
-            let turn = match serving.take_messages(self, inbox) {
+            let turn = match serving.take_messages(self, &mut inbox) {
                 Some(exit) => Err(exit),
                 None => self.step(),
             };
@@ -89,17 +108,17 @@ impl<E: Executor> Engine<E> {
                 Err(exit) => return exit,
                 Ok(Turn::Ran) => {}
                 Ok(Turn::Deferred) => {
-                    serving.receive(self, inbox.recv_timeout(POLL_INTERVAL));
+                    serving.receive(self, inbox.receive(Some(POLL_INTERVAL)));
                 }
                 Ok(Turn::Idle) if serving.draining => return Exit::Requested,
                 Ok(Turn::Idle) => {
                     if let Err(why) = self.core().check_invariants() {
                         return Exit::Broken(why);
                     }
-                    let mut received = inbox.recv_timeout(RELEASE_AFTER);
+                    let mut received = inbox.receive(Some(RELEASE_AFTER));
                     if received == Err(RecvTimeoutError::Timeout) {
                         self.release_free_memory();
-                        received = inbox.recv().map_err(|_| RecvTimeoutError::Disconnected);
+                        received = inbox.receive(None);
                     }
                     serving.receive(self, received);
                 }
@@ -119,20 +138,12 @@ struct ServingLoop {
 impl ServingLoop {
     /// Takes up to `MESSAGES_PER_TURN` messages without blocking. On exit, aborts every request
     /// first.
-    fn take_messages<E: Executor>(
-        &mut self,
-        engine: &mut Engine<E>,
-        inbox: &Receiver<Message>,
-    ) -> Option<Exit> {
+    fn take_messages<E: Executor>(&mut self, engine: &mut Engine<E>, inbox: &mut impl Inbox) -> Option<Exit> {
         for _ in 0..MESSAGES_PER_TURN {
             if self.exit.is_some() {
                 break;
             }
-            let received = inbox.try_recv().map_err(|error| match error {
-                TryRecvError::Empty => RecvTimeoutError::Timeout,
-                TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
-            });
-            if !self.receive(engine, received) {
+            if !self.receive(engine, inbox.receive(Some(Duration::ZERO))) {
                 break;
             }
         }

@@ -16,8 +16,8 @@
 //! [`KvPublisher`] publishes the KV events of engines, in this process or in workers, over ZMQ in vLLM's
 //! wire format.
 //!
-//! [`RankGroup`] and [`RankProcess`] are the ranks of one engine under tensor parallelism
-//! ([`ranks`](crate::RankGroup)), a process each over shared memory.
+//! [`RankGroup`] and [`RankProcess`] are the ranks of one engine (tensor parallelism), a
+//! process each, over shared memory.
 //!
 //! Messages are typed msgpack ([`message`]). They do not leave the host: the Unix sockets are in a
 //! directory that only this user can enter ([`directory`]).
@@ -48,8 +48,8 @@ pub use crate::fleet::{Fleet, FleetConfig};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::message::{Facts, Identity};
 pub use crate::ranks::{
-    Affinity, BroadcastBench, BroadcastError, GroupConfig, GroupError, Member, RankCommand, RankConfig,
-    RankError, RankGroup, RankProcess, StepBroadcast,
+    Affinity, BroadcastBench, BroadcastError, CommandLog, GroupConfig, GroupError, Member, OnRankLost,
+    RankCommand, RankConfig, RankError, RankGroup, RankProcess, StepBroadcast, StepHashes,
 };
 pub use crate::replica::{WorkerArguments, WorkerCommand};
 pub use crate::status::FleetHandle;

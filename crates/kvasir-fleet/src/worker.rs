@@ -11,7 +11,7 @@ use crate::message::{
     Facts, FromWorker, Header, Identity, MessageNumbers, PROTOCOL, ToWorker, decode, encode,
 };
 use crate::monotonic;
-use crate::ranks::Affinity;
+use crate::ranks::{Affinity, CommandLog};
 use crate::transport::connect;
 use kvasir_engine::{Engine, Exit, Message, Outbox};
 use kvasir_exec::Executor;
@@ -51,6 +51,8 @@ pub struct WorkerConfig {
     pub identity: Identity,
     /// Properties of the engine that the front needs.
     pub facts: Facts,
+    /// Logs what the engine receives for other ranks that run engines of their own.
+    pub commands: Option<CommandLog>,
     /// Processors that only the calling thread and its helpers run on, if they are pinned.
     pub affinity: Option<Affinity>,
     /// Builds constraints.
@@ -95,7 +97,7 @@ impl From<io::Error> for WorkerError {
 pub fn run_worker<E: Executor>(mut config: WorkerConfig, engine: &mut Engine<E>) -> Result<(), WorkerError> {
     let (inbox, messages) = mpsc::channel();
     let (results, from_engine) = unbounded_channel();
-    let affinity = config.affinity.take();
+    let (affinity, commands) = (config.affinity.take(), config.commands.take());
     let start = || {
         thread::Builder::new().name("front".into()).spawn(exit_with_front)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -108,8 +110,15 @@ pub fn run_worker<E: Executor>(mut config: WorkerConfig, engine: &mut Engine<E>)
         None => start()?,
     };
     // Timings of a resumed request come from another process, so all must use one clock.
-    engine.set_clock(monotonic::now);
-    let exit = engine.serve(&messages, |outbox| drop(results.send(FromWorker::Results(outbox.clone()))));
+    match &commands {
+        Some(commands) => engine.set_clock(commands.clock()),
+        None => engine.set_clock(monotonic::now),
+    }
+    let deliver = |outbox: &Outbox| drop(results.send(FromWorker::Results(outbox.clone())));
+    let exit = match &commands {
+        Some(commands) => engine.serve(commands.inbox(&messages), deliver),
+        None => engine.serve(&messages, deliver),
+    };
     let is_ordered = exit == Exit::Requested;
     // Fails only if the I/O thread has ended early.
     let _ = results.send(FromWorker::Stopped { why: exit.to_string() });

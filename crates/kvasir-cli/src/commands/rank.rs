@@ -4,12 +4,18 @@
 use crate::commands::{Command, CommandLine};
 use crate::io::failure::Failure;
 use crate::options::Options;
-use crate::options::fleet::FleetArgs;
+use crate::options::fleet::{FleetArgs, RankControl};
 use crate::options::model::ModelArgs;
-use crate::startup::{cut, identity};
-use kvasir::{DEFAULT_SLOTS, OpenedModel, Rank};
-use kvasir_fleet::{Affinity, RankCommand, RankConfig, RankProcess};
-use std::{env, ffi::OsString, process::ExitCode};
+use crate::options::sampling::SamplingArgs;
+use crate::startup::{build_model, cut, identity};
+use kvasir::{DEFAULT_SLOTS, OpenedModel, Rank, Token};
+use kvasir_fleet::{Affinity, RankCommand, RankConfig, RankProcess, StepHashes};
+use std::{
+    env,
+    ffi::OsString,
+    process::ExitCode,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -46,47 +52,64 @@ impl Args {
         if let Some(level) = serve.model().compute().instructions()? {
             level.limit();
         }
-        let (model, options, _, fleet) = serve.for_worker();
+        let (model, options, sampling_args, fleet) = serve.for_worker();
         let opened = model.open()?;
         let identity = identity(&opened, &model, &options);
         let config = RankConfig { rank: self.rank, ranks: fleet.ranks(), identity };
         let process = RankProcess::connect(config).map_err(Failure::failed)?;
-        let place = Place { rank: self.rank, replica: self.replica };
-        let failed = place.run(&process, &model, opened, &options, &fleet).err();
+        let start =
+            RankStart { rank: self.rank, replica: self.replica, model, options, sampling_args, fleet };
+        let failed = start.run(&process, opened).err();
         let failure = failed.unwrap_or_else(|| Failure::failed("rank 0 has ended"));
         process.fail(&failure.to_string());
         Err(failure)
     }
 }
 
-/// A rank and its replica.
-struct Place {
+/// What a rank starts with.
+struct RankStart {
     rank: usize,
     replica: usize,
+    model: ModelArgs,
+    options: Options,
+    sampling_args: SamplingArgs,
+    fleet: FleetArgs,
 }
 
-impl Place {
+impl RankStart {
     /// Loads the part of the rank, and follows rank 0.
-    fn run(
-        &self,
-        process: &RankProcess,
-        model: &ModelArgs,
-        opened: OpenedModel,
-        options: &Options,
-        fleet: &FleetArgs,
-    ) -> Result<(), Failure> {
-        let (ranks, engines) = (fleet.ranks(), fleet.replicas().unwrap_or(1));
-        let model = model.clone().with_threads_for(engines).with_part_of_threads(self.rank, ranks);
+    fn run(self, process: &RankProcess, opened: OpenedModel) -> Result<(), Failure> {
+        let (ranks, engines) = (self.fleet.ranks(), self.fleet.replicas().unwrap_or(1));
+        let model = self.model.with_threads_for(engines).with_part_of_threads(self.rank, ranks);
         let place = self.replica * ranks + self.rank;
         let _affinity =
             Affinity::pin(place, engines as usize * ranks, model.thread_count()).map_err(Failure::failed)?;
         let loaded = model.load_opened(cut(opened, self.rank, ranks)?)?;
-        let loaded = loaded.among(Rank { ranks: process.member(), control: None });
+        let by_requests = self.fleet.rank_control() == RankControl::Requests;
+        let control = by_requests.then(|| Box::new(StepHashes::new(process.member())) as Box<_>);
+        let loaded = loaded.among(Rank { ranks: process.member(), control });
         let slots = process.wait_for_start().map_err(Failure::failed)?;
         // Rank 0 has checked the capacity against the memory.
-        let config = kvasir::EngineConfig { kv_capacity: Some(slots), overcommit: true, ..options.config()? };
-        let core = loaded.resolve(&config, DEFAULT_SLOTS)?.core()?;
-        let mut executor = loaded.executor_for(&core)?;
-        process.follow(&mut executor).map_err(Failure::failed)
+        let config =
+            kvasir::EngineConfig { kv_capacity: Some(slots), overcommit: true, ..self.options.config()? };
+        let resolved = loaded.resolve(&config, DEFAULT_SLOTS)?;
+        let core = resolved.core()?;
+        if !by_requests {
+            let mut executor = loaded.executor_for(&core)?;
+            process.ready().map_err(Failure::failed)?;
+            return process.follow(&mut executor).map_err(Failure::failed);
+        }
+        let max_len = core.limits().max_model_len.min(core.cache().shape().capacity);
+        let mut engine = loaded.engine(core, resolved.overlap)?;
+        let (opened, sampling_args) = (&loaded.opened, &self.sampling_args);
+        let chat =
+            build_model(String::new(), opened, loaded.tells_hidden(), sampling_args, None, max_len)?.chat;
+        drop(loaded);
+        process.ready().map_err(Failure::failed)?;
+        kvasir::warm_up(&mut engine)?;
+        let build = Box::new(move |recipe: &str, prompt: &[Token], canceled: &Arc<AtomicBool>| {
+            chat.follow_recipe(recipe, prompt, canceled).ok()
+        });
+        process.serve(&mut engine, build).map_err(Failure::failed)
     }
 }

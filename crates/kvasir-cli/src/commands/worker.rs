@@ -3,10 +3,11 @@
 
 use crate::commands::{Command, CommandLine, rank};
 use crate::io::failure::Failure;
-use crate::startup::{EngineFacts, ReadyEngine, build_model, identity, record_kv_events};
+use crate::options::fleet::RankControl;
+use crate::startup::{EngineFacts, Leader, ReadyEngine, build_model, identity, record_kv_events};
 use kvasir_engine::Route;
 use kvasir_fleet::{
-    Affinity, Facts, GroupConfig, Identity, RankGroup, WorkerCommand, WorkerConfig, run_worker,
+    Affinity, CommandLog, Facts, GroupConfig, Identity, RankGroup, WorkerCommand, WorkerConfig, run_worker,
 };
 use kvasir_serve::metrics::EngineMetrics;
 use std::{
@@ -99,7 +100,10 @@ impl Args {
             }
         };
         let config = kvasir::EngineConfig { engines: engines * ranks as u32, ..options.config()? };
-        let ready = ReadyEngine::new(&model, opened, &config, true, group.as_mut())?;
+        let by_requests = fleet.rank_control() == RankControl::Requests;
+        let leader = group.as_mut().map(|group| Leader { group, by_requests });
+        let ready = ReadyEngine::new(&model, opened, &config, true, leader)?;
+        let commands = group.as_ref().filter(|_| by_requests).map(|group| CommandLog::new(group.member()));
         let ReadyEngine { engine, loaded, facts, .. } = ready;
         let EngineFacts { slots, max_len, .. } = facts;
         let hidden = loaded.tells_hidden();
@@ -121,6 +125,7 @@ impl Args {
             replica: self.replica,
             generation: self.generation,
             identity,
+            commands,
             affinity,
             facts: Facts { slots, block_size, max_len, cut_obstacle, more },
             build: Box::new(move |recipe, prompt, canceled| {

@@ -6,6 +6,13 @@ use crate::options::rules::rule;
 use crate::options::switch::word;
 use kvasir_engine::Route;
 
+/// How the ranks of an engine stay in step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum RankControl {
+    Steps,
+    Requests,
+}
+
 /// Number of engines and of their ranks, and the routing policy.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FleetArgs {
@@ -15,6 +22,9 @@ pub(crate) struct FleetArgs {
     /// Ranks of each engine (tensor parallelism), each a process of its own with a part of the weights and of --threads [default: 1]
     #[arg(long, env = "KVASIR_TP", value_name = "M", value_parser = clap::value_parser!(u32).range(1..=64))]
     tp: Option<u32>,
+    /// With --tp: rank 0 schedules and sends each step (`steps`), or every rank schedules for itself on the same requests and steps are compared (`requests`) [default: steps]
+    #[arg(long, value_enum, env = "KVASIR_RANK_CONTROL", value_name = "BY")]
+    rank_control: Option<RankControl>,
     /// With --dp: the engine that gets a request: round-robin, least-requests, least-tokens, prefix (the one that holds most of the prompt) or session [default: prefix]
     #[arg(long, env = "KVASIR_ROUTE", value_parser = word::<Route>)]
     route: Option<Route>,
@@ -32,6 +42,11 @@ impl FleetArgs {
         self.tp.unwrap_or(1) as usize
     }
 
+    /// How the ranks stay in step.
+    pub(crate) fn rank_control(&self) -> RankControl {
+        self.rank_control.unwrap_or(RankControl::Steps)
+    }
+
     /// The routing policy.
     pub(crate) fn route(&self) -> Route {
         self.route.unwrap_or(Route::Prefix)
@@ -44,6 +59,9 @@ impl FleetArgs {
     }
 
     pub(crate) fn check(&self) -> Result<(), Failure> {
+        rule(self.ranks() > 1 || self.rank_control.is_none(), || {
+            "--rank-control needs --tp: without it an engine has one rank".into()
+        })?;
         rule(self.dp.is_some() || self.route.is_none(), || {
             "--route needs --dp: without it there is only one engine".into()
         })

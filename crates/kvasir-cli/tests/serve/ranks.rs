@@ -43,8 +43,12 @@ fn answers_of_ranks_are_equal_under_every_configuration() {
         answers
     };
     let expected = answers(&[]);
-    let configurations: [&[&str]; 9] = [
+    let configurations: [&[&str]; 13] = [
         &[],
+        &["--rank-control", "requests"],
+        &["--rank-control", "requests", "--overlap", "on"],
+        &["--rank-control", "requests", "--spec", "suffix", "--cache", "cells"],
+        &["--rank-control", "requests", "--policy", "rectangular"],
         &["--cache", "cells"],
         &["--cache", "paged", "--block-size", "8"],
         &["--cache", "contiguous"],
@@ -75,8 +79,13 @@ fn ranks_run_on_the_plain_backend() {
 
 #[test]
 fn killing_ranks_changes_no_answer() {
+    kill_ranks("ranks-killed", &[]);
+    kill_ranks("ranks-killed-requests", &["--rank-control", "requests"]);
+}
+
+fn kill_ranks(name: &str, options: &[&str]) {
     let requests: Vec<_> = (0..64).map(|number| request(number, 100)).collect();
-    let fleet = Fleet::start("ranks-killed", 2, &["--tp", "2"]);
+    let fleet = Fleet::start(name, 2, &[&["--tp", "2"], options].concat());
     assert_eq!((fleet.processes().len(), ranks(&fleet).len()), (2, 2));
     let expected = answer_all(&fleet.server, &requests, |_| {});
     let kills = AtomicU32::new(0);

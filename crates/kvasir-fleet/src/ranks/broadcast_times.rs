@@ -6,7 +6,7 @@ use crate::ranks::member::Member;
 use crate::ranks::step_broadcast::{STEPS, StepBroadcast};
 use crate::ranks::step_words::decode;
 use kvasir_exec::{BatchRow, RankControl, RowKind, Step, StepError};
-use kvasir_kv::{Cache, CacheConfig, CacheError, CacheKind, ClaimRow, Span, StepId, build};
+use kvasir_kv::{CacheConfig, CacheError, CacheKind, ClaimRow, Span, StepId, build};
 use std::{
     fmt,
     hint::spin_loop,

@@ -4,13 +4,16 @@
 //! exits when that socket is closed, so no rank outlives its engine, however that ends. It ignores
 //! signals to terminate, because the front handles them and lets running answers end.
 
+use crate::constraint_builds::BuildConstraint;
 use crate::message::Identity;
+use crate::ranks::command_log::Commands;
 use crate::ranks::journal::Journal;
 use crate::ranks::member::Member;
 use crate::ranks::rank_message::{FromRank, PROTOCOL, ToRank, receive, send, wait_for_end};
 use crate::ranks::ring_error::RingError;
 use crate::ranks::step_broadcast::{STEPS, record};
 use crate::ranks::step_words::decode;
+use kvasir_engine::{Engine, Exit};
 use kvasir_exec::{Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
 use std::{
     fmt,
@@ -108,15 +111,36 @@ impl RankProcess {
         Ok(slots)
     }
 
-    /// Runs the steps of rank 0 on `executor`. Returns only with an error.
-    pub fn follow<E: Executor>(&self, executor: &mut E) -> Result<(), RankError> {
+    /// Tells rank 0 that the executor is ready. Signals to terminate have no effect from now on.
+    pub fn ready(&self) -> Result<(), RankError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let _ignored = {
             let _context = runtime.enter();
             // Handlers are installed and never read, so these signals have no effect.
             [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal)
         };
-        send(&self.socket, &FromRank::Ready)?;
+        Ok(send(&self.socket, &FromRank::Ready)?)
+    }
+
+    /// Runs an engine on the messages of rank 0's, until that exits. `build` builds constraints.
+    pub fn serve<E: Executor>(
+        &self,
+        engine: &mut Engine<E>,
+        build: BuildConstraint,
+    ) -> Result<(), RankError> {
+        let commands = Commands::new(self.member(), build);
+        engine.set_clock(commands.clock());
+        match engine.serve(commands, |_| {}) {
+            // Rank 0 ends this process when it has reported its own end.
+            Exit::Requested | Exit::Closed => loop {
+                thread::park();
+            },
+            exit => Err(RankError::Ring(exit.to_string())),
+        }
+    }
+
+    /// Runs the steps of rank 0 on `executor`. Returns only with an error.
+    pub fn follow<E: Executor>(&self, executor: &mut E) -> Result<(), RankError> {
         let (mut journal, mut words) = (Journal::new(STEPS), Vec::new());
         let mut step = Box::<Step>::default();
         loop {

@@ -42,11 +42,13 @@ impl Journal {
         for words in [&header[..], body] {
             let mut rest = words;
             while !rest.is_empty() {
-                let mut free = self.free(party, unpublished);
+                let mut free = self.free(party, unpublished)?;
                 if free == 0 {
                     self.publish(party, &mut unpublished);
-                    let room = || Some(self.free(party, 0)).filter(|free| *free > 0);
-                    free = party.wait(room)?;
+                    free = party.wait(|| match self.free(party, 0) {
+                        Ok(0) => None,
+                        free => Some(free),
+                    })??;
                 }
                 let (now, later) = rest.split_at(rest.len().min(free));
                 self.copy_in(party, unpublished, now);
@@ -59,11 +61,18 @@ impl Journal {
     }
 
     /// Words that no reader still needs, behind `unpublished` more than the position.
-    fn free(&self, party: &Party, unpublished: u32) -> usize {
-        let head = self.position.wrapping_add(unpublished);
-        let unread = |rank| head.wrapping_sub(party.load(Layout::tail(rank, self.number))) as usize;
-        let most = party.others().map(unread).max().unwrap_or(0);
-        party.layout.journal.saturating_sub(most)
+    fn free(&self, party: &Party, unpublished: u32) -> Result<usize, RingError> {
+        let (head, length) = (self.position.wrapping_add(unpublished), party.layout.journal);
+        let mut free = length;
+        for rank in party.others() {
+            let unread = head.wrapping_sub(party.load(Layout::tail(rank, self.number))) as usize;
+            let Some(left) = length.checked_sub(unread) else {
+                let why = format!("it has {unread} unread words in a ring of {length}");
+                return Err(RingError::Garbled { rank, why });
+            };
+            free = free.min(left);
+        }
+        Ok(free)
     }
 
     fn publish(&mut self, party: &Party, unpublished: &mut u32) {

@@ -14,6 +14,7 @@ pub(crate) const PIECE_HEADER: usize = 4;
 /// Number of journals.
 pub(crate) const JOURNALS: usize = 2;
 
+/// The first line is the header.
 const LINES_OF_GROUP: usize = 2 + JOURNALS;
 const LINES_OF_RANK: usize = 3 + JOURNALS;
 
@@ -33,8 +34,6 @@ impl Layout {
         Self { ranks, journal: 1 << 18, piece: 1 << 16 }
     }
 
-    /// Line of the header.
-    pub(crate) const HEADER: usize = 0;
     /// Line that says which rank is lost: its number + 1.
     pub(crate) const LOST: usize = 1;
 

@@ -6,7 +6,9 @@
 //!              └─► executor of a part ◄──── collectives ────────────┘
 //! ```
 //!
-//! Rank 0 schedules, and samples; the others compute its steps. All memory that they share is one
+//! That is the control `steps`: rank 0 schedules, and the others compute its steps. With `requests` each
+//! rank has an engine that schedules for itself, on what rank 0 receives ([`command_log`]); a hash of each
+//! step is compared ([`step_hashes`]). Only rank 0 samples, either way. All memory that they share is one
 //! anonymous file ([`memory`]). Nothing is copied through the kernel, and a rank that waits polls before
 //! it sleeps, so a step reaches another rank in microseconds.
 //!
@@ -20,6 +22,7 @@
 
 mod affinity;
 mod broadcast_times;
+mod command_log;
 #[allow(unsafe_code)]
 mod contributions;
 mod follow;
@@ -30,16 +33,20 @@ mod layout;
 mod member;
 #[allow(unsafe_code)]
 mod memory;
+mod packed_bytes;
 mod party;
 mod rank_message;
 mod ring_error;
 mod step_broadcast;
+mod step_hashes;
 mod step_words;
 mod sync;
 
 pub use affinity::Affinity;
 pub use broadcast_times::{BroadcastBench, BroadcastError};
+pub use command_log::CommandLog;
 pub use follow::{RankConfig, RankError, RankProcess};
-pub use group::{GroupConfig, GroupError, RankCommand, RankGroup};
+pub use group::{GroupConfig, GroupError, OnRankLost, RankCommand, RankGroup};
 pub use member::Member;
 pub use step_broadcast::StepBroadcast;
+pub use step_hashes::StepHashes;

@@ -8,6 +8,7 @@
 use kvasir_exec::{BatchRow, Drafts, PoolRow, RowKind, Step, StepKind};
 use kvasir_kv::{Layout, Mask, PlanKind, PlanRow, PlanTable, PoolId, Segment, SeqId, SlotCopy, Span, StepId};
 use kvasir_sample::Sampling;
+use std::ops::Range;
 
 const ROW: usize = 20;
 const PLAN_ROW: usize = 12;
@@ -94,21 +95,60 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
     }
     list(&plan.positions, into);
     list(&plan.write_slots, into);
+    let entries = named_entries(plan);
+    let mut next = 0;
     into.push(plan.segments.len() as u32);
     for segment in &plan.segments {
         let [layout, at, block, offset] = match segment.layout {
             Layout::Run { start } => [0, start, 0, 0],
-            Layout::Table { at, block, offset } => [1, at, block, offset],
+            Layout::Table { at, block, offset } => {
+                let start = if entries.is_some() { next } else { at };
+                next += table_range(segment).len() as u32;
+                [1, start, block, offset]
+            }
         };
         let (is_sparse, sparse) = (segment.sparse.is_some().into(), segment.sparse.unwrap_or(0));
         let words: [u32; SEGMENT] =
             [segment.pool.0, layout, at, block, offset, segment.len, segment.first, is_sparse, sparse];
         into.extend(words);
     }
-    list(&plan.table, into);
+    match entries {
+        Some(count) => {
+            into.push(count as u32);
+            plan.segments
+                .iter()
+                .for_each(|segment| into.extend_from_slice(&plan.table[table_range(segment)]));
+        }
+        None => list(&plan.table, into),
+    }
     list(&plan.read_positions, into);
     into.push(plan.mask_words.len() as u32);
     into.extend(plan.mask_words.iter().flat_map(|word| low_high(*word)));
+}
+
+/// The entries of the block table that a segment names; none for a run of slots.
+fn table_range(segment: &Segment) -> Range<usize> {
+    match segment.layout {
+        Layout::Table { at, block, offset } => {
+            let count = u64::from(offset) + u64::from(segment.len);
+            at as usize..at as usize + count.div_ceil(u64::from(block.max(1))) as usize
+        }
+        Layout::Run { .. } => 0..0,
+    }
+}
+
+/// Number of table entries that the segments name, if sending only these is shorter. Caches keep room
+/// for more in their tables.
+fn named_entries(plan: &Plan) -> Option<usize> {
+    let mut count = 0;
+    for segment in &plan.segments {
+        let range = table_range(segment);
+        count += range.len();
+        if range.end > plan.table.len() || count >= plan.table.len() {
+            return None;
+        }
+    }
+    Some(count)
 }
 
 /// The words that are left to decode.
@@ -297,6 +337,25 @@ mod tests {
             encode(&step, &mut words);
             assert_eq!(decode(&words, &mut decoded), Ok(()));
             assert_eq!(decoded, step, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn unnamed_table_entries_are_not_sent() {
+        let mut step = Step::default();
+        for row in 0..3 {
+            let layout = Layout::Table { at: row * 10, block: 16, offset: 5 };
+            let (pool, len, first) = (PoolId(0), 30 + row, 0);
+            step.plan.segments.push(Segment { pool, layout, len, first, sparse: None });
+            step.plan.rows.push(PlanRow { segments: Span::new(row as usize, 1), ..PlanRow::default() });
+        }
+        *step.plan.table.make_mut() = (100..130).collect();
+        let (mut words, mut decoded) = (Vec::new(), Step::default());
+        encode(&step, &mut words);
+        assert_eq!(decode(&words, &mut decoded), Ok(()));
+        assert_eq!(decoded.plan.table.len(), 9);
+        for row in &step.plan.rows {
+            assert!(decoded.plan.entries(row).eq(step.plan.entries(row)));
         }
     }
 
