@@ -10,7 +10,7 @@ use loom::thread;
 
 pub(crate) const MODELS: &[(&str, fn())] = &[
     ("ranks: sums_are_equal_on_both_ranks", sums_are_equal_on_both_ranks),
-    ("ranks: a_step_given_up_keeps_ranks_in_step", a_step_given_up_keeps_ranks_in_step),
+    ("ranks: an_aborted_step_keeps_ranks_in_step", an_aborted_step_keeps_ranks_in_step),
     ("ranks: records_arrive_once_and_in_order", records_arrive_once_and_in_order),
     ("ranks: a_lost_rank_ends_waits", a_lost_rank_ends_waits),
 ];
@@ -37,13 +37,13 @@ fn sums_are_equal_on_both_ranks() {
     other.join().unwrap();
 }
 
-fn a_step_given_up_keeps_ranks_in_step() {
+fn an_aborted_step_keeps_ranks_in_step() {
     let [first, second] = parties();
     let other = thread::spawn(move || {
         let (contributions, mut row) = (Contributions::new(), [1.0]);
         contributions.begin_step();
-        assert_eq!(contributions.sum(&second, &mut row), Err(RingError::GivenUp(0)));
-        assert!(contributions.is_abandoned());
+        assert_eq!(contributions.sum(&second, &mut row), Err(RingError::Aborted(0)));
+        assert!(contributions.is_aborted());
         contributions.begin_step();
         row = [1.0];
         contributions.sum(&second, &mut row).unwrap();
@@ -51,7 +51,7 @@ fn a_step_given_up_keeps_ranks_in_step() {
     });
     let (contributions, mut row) = (Contributions::new(), [2.0]);
     contributions.begin_step();
-    contributions.give_up(&first).unwrap();
+    contributions.abort(&first).unwrap();
     contributions.begin_step();
     contributions.sum(&first, &mut row).unwrap();
     assert_eq!(row, [3.0]);

@@ -23,7 +23,7 @@ pub trait Ranks: Send + Sync {
     /// All-reduce: replaces `rows` by the sum over all ranks, accumulated in rank order, so that
     /// all get the same bits. All ranks must pass equally many. Blocks until every rank has called.
     ///
-    /// `Failed` if another rank has given up this step, `Lost` if one has ended or is out of step.
+    /// `Failed` if another rank has aborted this step, `Lost` if one has ended or is out of step.
     /// `rows` then says nothing.
     fn sum(&self, rows: &mut [f32]) -> Result<(), StepError>;
     /// All-gather: concatenates the ranks' rows of `width` numbers in rank order. `all` holds

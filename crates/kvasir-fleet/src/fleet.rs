@@ -270,7 +270,14 @@ impl ServingFleet<'_> {
             }
             FromWorker::Counters(counters) => (self.workers.on_counters)(replica, &counters),
             FromWorker::Stopped { why } => {
+                let state = &mut self.workers.replicas[replica];
+                if state.is_ending {
+                    return;
+                }
                 (self.workers.on_log)(true, &format!("replica {replica}: the engine has stopped: {why}"));
+                // Its last message: nothing is to be waited for until its process ends.
+                state.kill();
+                self.front.worker_lost(replica, monotonic::now());
             }
             FromWorker::Hello { .. } => {}
         }

@@ -93,7 +93,8 @@ fn kill_ranks(name: &str, options: &[&str]) {
         let got = answer_all(&fleet.server, &requests, |done| {
             let mut random = Random::new(round);
             while !done.load(Ordering::Relaxed) {
-                thread::sleep(Duration::from_millis(random.between(50, 800).into()));
+                thread::sleep(Duration::from_millis(random.between(50, 500).into()));
+                fleet.wait_until_ready();
                 let ranks = ranks(&fleet);
                 if !ranks.is_empty() {
                     signal(random.pick(&ranks), "-KILL");

@@ -12,7 +12,7 @@
 //!
 //! Every rank accumulates in rank order, so all get the same bits. The header says which step, which
 //! collective of the step, what kind and how long; ranks that differ are out of step, and fail. A rank
-//! that cannot run a step publishes a piece that says so in place of its first one (*give up*).
+//! that cannot run a step publishes a piece that says so in place of its first one (*abort*).
 
 use crate::ranks::layout::{Layout, PIECE_HEADER};
 use crate::ranks::party::Party;
@@ -25,7 +25,7 @@ use crate::ranks::sync::{AtomicBool, AtomicU32, Ordering};
 enum Kind {
     Sum = 1,
     Join = 2,
-    GivenUp = 3,
+    Aborted = 3,
 }
 
 /// The collectives of one rank. One thread at a time calls them.
@@ -35,20 +35,20 @@ pub(crate) struct Contributions {
     /// The step that runs, and the collectives that it has called.
     step: AtomicU32,
     calls: AtomicU32,
-    /// Whether another rank has given up the step.
-    abandoned: AtomicBool,
+    /// Whether another rank has aborted the step.
+    aborted: AtomicBool,
 }
 
 impl Contributions {
     pub(crate) fn new() -> Self {
         let (pieces, step, calls) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
-        Self { pieces, step, calls, abandoned: AtomicBool::new(false) }
+        Self { pieces, step, calls, aborted: AtomicBool::new(false) }
     }
 
     /// Begins the next step, and returns its number.
     pub(crate) fn begin_step(&self) -> u32 {
         self.calls.store(0, Ordering::Relaxed);
-        self.abandoned.store(false, Ordering::Relaxed);
+        self.aborted.store(false, Ordering::Relaxed);
         let next = self.step.load(Ordering::Relaxed).wrapping_add(1);
         self.step.store(next, Ordering::Relaxed);
         next
@@ -59,14 +59,14 @@ impl Contributions {
         self.calls.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether another rank has given up the step.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::Relaxed)
+    /// Whether another rank has aborted the step.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Relaxed)
     }
 
-    /// Gives up the step before its first collective: the others stop at theirs.
-    pub(crate) fn give_up(&self, party: &Party) -> Result<(), RingError> {
-        let call = self.begin_call(Kind::GivenUp, 0);
+    /// Aborts the step before its first collective: the others stop at theirs.
+    pub(crate) fn abort(&self, party: &Party) -> Result<(), RingError> {
+        let call = self.begin_call(Kind::Aborted, 0);
         self.contribute(party, &call, &[]).map(drop)
     }
 
@@ -174,9 +174,9 @@ impl Contributions {
         if header == *call {
             return Ok(party.layout.numbers(rank, piece));
         }
-        Err(if kind == Kind::GivenUp as u32 && (step, number) == (call[0], 0) {
-            self.abandoned.store(true, Ordering::Relaxed);
-            RingError::GivenUp(rank)
+        Err(if kind == Kind::Aborted as u32 && (step, number) == (call[0], 0) {
+            self.aborted.store(true, Ordering::Relaxed);
+            RingError::Aborted(rank)
         } else {
             let why = format!("its collective is {header:?} (step, number, kind, length), not {call:?}");
             RingError::Garbled { rank, why }

@@ -166,7 +166,7 @@ impl RankProcess {
                     };
                     match self.member.settle(result) {
                         Err(error @ StepError::Lost(_)) => return Err(RankError::Step(error)),
-                        // A step that rank 0 has given up, or gives up now.
+                        // A step that rank 0 has aborted, or aborts now.
                         Ok(()) | Err(_) => {}
                     }
                 }

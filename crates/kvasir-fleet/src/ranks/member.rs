@@ -39,11 +39,11 @@ impl Member {
     }
 
     /// What an error of the ring means for the step of this rank. Rank 0 runs only steps that the others
-    /// can run; another rank gives up those that rank 0 does.
+    /// can run; another rank aborts those that rank 0 aborts.
     pub(crate) fn step_error(&self, error: &RingError) -> StepError {
         match error {
-            RingError::GivenUp(0) => StepError::Failed(error.to_string()),
-            RingError::GivenUp(_) | RingError::Lost(_) | RingError::Garbled { .. } => {
+            RingError::Aborted(0) => StepError::Failed(error.to_string()),
+            RingError::Aborted(_) | RingError::Lost(_) | RingError::Garbled { .. } => {
                 StepError::Lost(error.to_string())
             }
         }
@@ -53,13 +53,13 @@ impl Member {
     /// up, any other failure ends the group.
     pub(crate) fn settle(&self, result: Result<(), StepError>) -> Result<(), StepError> {
         match result {
-            Err(StepError::Failed(_)) if self.contributions.is_abandoned() => result,
+            Err(StepError::Failed(_)) if self.contributions.is_aborted() => result,
             Err(StepError::Failed(why) | StepError::OutOfMemory(why)) if self.contributions.has_begun() => {
                 let rank = self.rank();
                 Err(StepError::Lost(format!("rank {rank} has failed within a step: {why}")))
             }
             Err(error @ (StepError::Failed(_) | StepError::OutOfMemory(_))) => {
-                self.contributions.give_up(&self.party).map_err(|error| self.step_error(&error))?;
+                self.contributions.abort(&self.party).map_err(|error| self.step_error(&error))?;
                 Err(error)
             }
             result => result,

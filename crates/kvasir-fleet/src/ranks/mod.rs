@@ -41,6 +41,9 @@ mod step_broadcast;
 mod step_hashes;
 mod step_words;
 mod sync;
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests;
 
 pub use affinity::Affinity;
 pub use broadcast_times::{BroadcastBench, BroadcastError};

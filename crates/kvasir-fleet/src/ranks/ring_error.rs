@@ -7,8 +7,8 @@ use std::fmt;
 pub(crate) enum RingError {
     /// The group has lost this rank.
     Lost(usize),
-    /// The rank has given up the step, before its first collective.
-    GivenUp(usize),
+    /// The rank has aborted the step, before its first collective.
+    Aborted(usize),
     /// What the rank has written is not what was expected.
     Garbled {
         /// The rank.
@@ -22,7 +22,7 @@ impl fmt::Display for RingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lost(rank) => write!(f, "rank {rank} has ended"),
-            Self::GivenUp(rank) => write!(f, "rank {rank} has given up the step"),
+            Self::Aborted(rank) => write!(f, "rank {rank} has aborted the step"),
             Self::Garbled { rank, why } => write!(f, "rank {rank} is out of step: {why}"),
         }
     }

@@ -1,0 +1,179 @@
+//! Ranks as threads, each with its own mapping of the shared memory.
+
+use crate::ranks::contributions::Contributions;
+use crate::ranks::journal::Journal;
+use crate::ranks::layout::Layout;
+use crate::ranks::member::Member;
+use crate::ranks::memory::SharedMemory;
+use crate::ranks::party::Party;
+use crate::ranks::ring_error::RingError;
+use kvasir_exec::{JoinBuffers, Ranks, StepError, ThreadRank};
+use kvasir_testkit::Random;
+use std::{thread, time::Duration};
+
+/// The parties of a group with this layout.
+fn parties(layout: Layout) -> Vec<Party> {
+    let (words, lines) = (layout.words(), layout.lines());
+    let (memory, file) = SharedMemory::create(words, lines, layout.ranks).unwrap();
+    let open = |_| SharedMemory::open(&file, words, lines, layout.ranks).unwrap();
+    let memories = std::iter::once(memory).chain((1..layout.ranks).map(open));
+    memories.enumerate().map(|(rank, memory)| Party::new(memory, layout, rank)).collect()
+}
+
+fn records(seed: u64) -> Vec<(u32, Vec<u32>)> {
+    let mut random = Random::new(seed);
+    let body = |random: &mut Random| (0..random.below(150)).map(|_| random.below(1 << 32) as u32).collect();
+    (0..200).map(|_| (random.below(9) as u32, body(&mut random))).collect()
+}
+
+#[test]
+fn every_rank_reads_all_records_in_order() {
+    for seed in 0..20 {
+        // Some records are longer than the ring.
+        let mut parties = parties(Layout { ranks: 3, journal: 64, piece: 8 }).into_iter();
+        let first = parties.next().unwrap();
+        thread::scope(|scope| {
+            for party in parties {
+                scope.spawn(move || {
+                    let (mut journal, mut body) = (Journal::new(1), Vec::new());
+                    for (kind, expected) in records(seed) {
+                        assert_eq!(journal.read(&party, &mut body), Ok(kind));
+                        assert_eq!(body, expected, "seed {seed}");
+                    }
+                });
+            }
+            let mut journal = Journal::new(1);
+            records(seed).iter().for_each(|(kind, body)| journal.write(&first, *kind, body).unwrap());
+        });
+    }
+}
+
+#[test]
+fn garbled_records_are_errors() {
+    let mut found = 0;
+    for seed in 0..200 {
+        let mut random = Random::new(seed);
+        let [first, second] = parties(Layout { ranks: 2, journal: 64, piece: 8 }).try_into().ok().unwrap();
+        let body: Vec<u32> = (0..40).map(|_| random.below(1 << 32) as u32).collect();
+        Journal::new(0).write(&first, 3, &body).unwrap();
+        let (at, bit) = (random.below(44) as usize, random.below(32));
+        let mut word = [0];
+        // SAFETY: nothing else accesses the memory.
+        unsafe {
+            first.memory.read(first.layout.ring(0) + at, &mut word);
+            first.memory.write(first.layout.ring(0) + at, &[word[0] ^ 1 << bit]);
+        }
+        // A record that seems longer than what was published ends with the group.
+        first.lose(0);
+        let read = Journal::new(0).read(&second, &mut Vec::new());
+        assert!(read.is_err(), "seed {seed}");
+        found += u32::from(matches!(read, Err(RingError::Garbled { .. })));
+    }
+    assert!(found > 180, "{found}");
+}
+
+#[test]
+fn collectives_give_the_bits_of_ranks_that_are_threads() {
+    for (seed, ranks) in [(1, 2), (2, 3), (3, 5)] {
+        let run = |rank: &dyn Ranks, number: usize| {
+            let (mut random, mut own) = (Random::new(seed), Random::new(seed * 100 + number as u64));
+            let mut results = Vec::new();
+            for _ in 0..60 {
+                let (rows, width) = (random.between(0, 9) as usize, random.between(1, 30) as usize);
+                let mut numbers: Vec<f32> =
+                    (0..rows * width).map(|_| own.below(2000) as f32 / 7.0 - 140.0).collect();
+                let mut all = vec![0.0; rows * width * ranks];
+                JoinBuffers::default().join(rank, &numbers, width, &mut all, width * ranks).unwrap();
+                rank.sum(&mut numbers).unwrap();
+                results.extend(numbers.iter().chain(&all).map(|number| number.to_bits()));
+            }
+            results
+        };
+        let layout = Layout { ranks, journal: 8, piece: 16 };
+        let members = parties(layout).into_iter().map(|party| {
+            let contributions = Contributions::new();
+            contributions.begin_step();
+            Member { party, contributions }
+        });
+        let (members, threads): (Vec<_>, _) = (members.collect(), ThreadRank::all(ranks));
+        let all = thread::scope(|scope| {
+            let own = members.iter().enumerate().map(|(n, rank)| scope.spawn(move || run(rank, n)));
+            let own: Vec<_> = own.collect();
+            let other = threads.iter().enumerate().map(|(n, rank)| scope.spawn(move || run(rank, n)));
+            let other: Vec<_> = other.collect();
+            let join = |threads: Vec<thread::ScopedJoinHandle<'_, Vec<u32>>>| {
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+            };
+            (join(own), join(other))
+        });
+        assert_eq!(all.0, all.1, "{ranks} ranks");
+        assert!(all.0.iter().all(|bits| *bits == all.0[0]));
+    }
+}
+
+fn members(count: usize) -> Vec<Member> {
+    let layout = Layout { ranks: count, journal: 64, piece: 16 };
+    let member = |party| Member { party, contributions: Contributions::new() };
+    parties(layout).into_iter().map(member).collect()
+}
+
+#[test]
+fn ranks_out_of_step_are_errors() {
+    let [first, second] = members(2).try_into().ok().unwrap();
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            second.contributions.begin_step();
+            second.sum(&mut [1.0; 3])
+        });
+        first.contributions.begin_step();
+        let errors = [first.sum(&mut [1.0; 4]), other.join().unwrap()];
+        let is_length = |error: &Result<(), StepError>| matches!(error, Err(StepError::Lost(why)) if why.contains("out of step"));
+        assert!(errors.iter().all(is_length), "{errors:?}");
+    });
+}
+
+#[test]
+fn an_aborted_step_fails_on_every_rank() {
+    let [first, second] = members(2).try_into().ok().unwrap();
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            for is_aborted_here in [true, true, false, true, false] {
+                second.contributions.begin_step();
+                let result = second.settle(second.sum(&mut [1.0]));
+                assert_eq!(matches!(result, Err(StepError::Failed(_))), is_aborted_here, "{result:?}");
+            }
+        });
+        for is_aborted_here in [true, true, false, true, false] {
+            first.contributions.begin_step();
+            let mut row = [2.0];
+            let own = if is_aborted_here { Err(StepError::Failed("no".into())) } else { first.sum(&mut row) };
+            assert_eq!(first.settle(own).is_err(), is_aborted_here);
+            assert!(is_aborted_here || row == [3.0]);
+        }
+        other.join().unwrap();
+    });
+    // Another rank cannot abort what rank 0 runs.
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            second.contributions.begin_step();
+            second.settle(Err(StepError::Failed("no".into())))
+        });
+        first.contributions.begin_step();
+        assert!(matches!(first.sum(&mut [1.0]), Err(StepError::Lost(_))));
+        assert!(other.join().unwrap().is_err());
+    });
+}
+
+#[test]
+fn a_lost_rank_ends_every_wait() {
+    let [first, second, third] = members(3).try_into().ok().unwrap();
+    thread::scope(|scope| {
+        let sum = scope.spawn(|| first.sum(&mut [1.0]));
+        let read = scope.spawn(|| Journal::new(0).read(&second.party, &mut Vec::new()));
+        // Long enough that both sleep.
+        thread::sleep(Duration::from_millis(50));
+        third.party.lose(2);
+        assert_eq!(sum.join().unwrap(), Err(StepError::Lost("rank 2 has ended".into())));
+        assert_eq!(read.join().unwrap(), Err(RingError::Lost(2)));
+    });
+}
