@@ -59,14 +59,14 @@ mod ranks {
     #[path = "../../crates/kvasir-fleet/src/ranks/contributions.rs"]
     pub(crate) mod contributions;
     #[allow(dead_code)]
-    #[path = "../../crates/kvasir-fleet/src/ranks/journal.rs"]
-    pub(crate) mod journal;
+    #[path = "../../crates/kvasir-fleet/src/ranks/broadcast_ring.rs"]
+    pub(crate) mod broadcast_ring;
     #[allow(dead_code)]
     #[path = "../../crates/kvasir-fleet/src/ranks/layout.rs"]
     pub(crate) mod layout;
     #[allow(dead_code)]
-    #[path = "../../crates/kvasir-fleet/src/ranks/party.rs"]
-    pub(crate) mod party;
+    #[path = "../../crates/kvasir-fleet/src/ranks/endpoint.rs"]
+    pub(crate) mod endpoint;
     #[path = "../../crates/kvasir-fleet/src/ranks/ring_error.rs"]
     pub(crate) mod ring_error;
 

@@ -1,10 +1,10 @@
-//! Models of the memory that ranks share: collectives, the journal, and the loss of a rank.
+//! Models of the memory that ranks share: collectives, the ring, and the loss of a rank.
 
 use crate::ranks::contributions::Contributions;
-use crate::ranks::journal::Journal;
+use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::layout::Layout;
 use crate::ranks::memory::SharedMemory;
-use crate::ranks::party::Party;
+use crate::ranks::endpoint::Endpoint;
 use crate::ranks::ring_error::RingError;
 use loom::thread;
 
@@ -15,30 +15,30 @@ pub(crate) const MODELS: &[(&str, fn())] = &[
     ("ranks: a_lost_rank_ends_waits", a_lost_rank_ends_waits),
 ];
 
-/// Two ranks; a journal of eight words, and pieces of one.
-fn parties() -> [Party; 2] {
-    let layout = Layout { ranks: 2, journal: 8, piece: 1 };
+/// Two ranks; a ring of eight words, and pieces of one.
+fn endpoints() -> [Endpoint; 2] {
+    let layout = Layout { ranks: 2, ring_words: 8, piece: 1 };
     let memory = SharedMemory::new(layout);
-    [0, 1].map(|rank| Party::new(memory.clone(), layout, rank))
+    [0, 1].map(|rank| Endpoint::new(memory.clone(), layout, rank))
 }
 
 /// Three pieces, so that the first room is used again.
 fn sums_are_equal_on_both_ranks() {
-    let sum = |party: Party| {
-        let (contributions, rank) = (Contributions::new(), party.rank as f32);
+    let sum = |endpoint: Endpoint| {
+        let (contributions, rank) = (Contributions::new(), endpoint.rank as f32);
         contributions.begin_step();
         let mut rows = [1.0 + rank, 2.0 + rank, 3.0 + rank];
-        contributions.sum(&party, &mut rows).unwrap();
+        contributions.sum(&endpoint, &mut rows).unwrap();
         assert_eq!(rows, [3.0, 5.0, 7.0]);
     };
-    let [first, second] = parties();
+    let [first, second] = endpoints();
     let other = thread::spawn(move || sum(second));
     sum(first);
     other.join().unwrap();
 }
 
 fn an_aborted_step_keeps_ranks_in_step() {
-    let [first, second] = parties();
+    let [first, second] = endpoints();
     let other = thread::spawn(move || {
         let (contributions, mut row) = (Contributions::new(), [1.0]);
         contributions.begin_step();
@@ -60,26 +60,26 @@ fn an_aborted_step_keeps_ranks_in_step() {
 
 /// Two records of six words each in a ring of eight: the writer waits for room.
 fn records_arrive_once_and_in_order() {
-    let [first, second] = parties();
+    let [first, second] = endpoints();
     let writer = thread::spawn(move || {
-        let mut journal = Journal::new(0);
-        journal.write(&first, 7, &[1, 2]).unwrap();
-        journal.write(&first, 8, &[3, 4]).unwrap();
+        let mut ring = BroadcastRing::new(0);
+        ring.write(&first, 7, &[1, 2]).unwrap();
+        ring.write(&first, 8, &[3, 4]).unwrap();
     });
-    let (mut journal, mut body) = (Journal::new(0), Vec::new());
-    assert_eq!(journal.read(&second, &mut body), Ok(7));
+    let (mut ring, mut body) = (BroadcastRing::new(0), Vec::new());
+    assert_eq!(ring.read(&second, &mut body), Ok(7));
     assert_eq!(body, [1, 2]);
-    assert_eq!(journal.read(&second, &mut body), Ok(8));
+    assert_eq!(ring.read(&second, &mut body), Ok(8));
     assert_eq!(body, [3, 4]);
     writer.join().unwrap();
 }
 
 fn a_lost_rank_ends_waits() {
-    let [first, second] = parties();
+    let [first, second] = endpoints();
     let watch = thread::spawn(move || first.lose(0));
     let (contributions, mut body) = (Contributions::new(), Vec::new());
     contributions.begin_step();
     assert_eq!(contributions.sum(&second, &mut [1.0]), Err(RingError::Lost(0)));
-    assert_eq!(Journal::new(0).read(&second, &mut body), Err(RingError::Lost(0)));
+    assert_eq!(BroadcastRing::new(0).read(&second, &mut body), Err(RingError::Lost(0)));
     watch.join().unwrap();
 }

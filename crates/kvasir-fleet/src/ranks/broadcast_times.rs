@@ -1,7 +1,7 @@
 //! Measures how long a step takes from rank 0 to another rank.
 
 use crate::monotonic;
-use crate::ranks::journal::Journal;
+use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::member::Member;
 use crate::ranks::step_broadcast::{STEPS, StepBroadcast};
 use crate::ranks::step_words::decode;
@@ -65,9 +65,9 @@ impl BroadcastBench {
         let count = self.repetitions + WARM_UP;
         let (received_to, received) = mpsc::channel();
         let reading = thread::spawn(move || {
-            let (mut journal, mut words, mut step) = (Journal::new(STEPS), Vec::new(), Step::default());
+            let (mut ring, mut words, mut step) = (BroadcastRing::new(STEPS), Vec::new(), Step::default());
             for _ in 0..count {
-                journal.read(&reader.party, &mut words).map_err(|error| error.to_string())?;
+                ring.read(&reader.endpoint, &mut words).map_err(|error| error.to_string())?;
                 decode(&words, &mut step)?;
                 // Fails only if the measuring thread has ended.
                 let _ = received_to.send((monotonic::now(), words.len() * 4));

@@ -2,12 +2,12 @@
 //!
 //! An engine is deterministic but for three inputs: its messages, with the points at which it finds none;
 //! the time; and the results of its steps. Rank 0 writes all three down, and the other ranks read them
-//! instead: [`RecordedInbox`] and [`RecordingClock`] write a journal of commands that [`Commands`] reads,
-//! and the results are in the journal of steps (`step_hashes`). So all engines schedule the same steps.
+//! instead: [`RecordedInbox`] and [`RecordingClock`] write a ring of commands that [`Commands`] reads,
+//! and the results are in the ring of steps (`step_hashes`). So all engines schedule the same steps.
 
 use crate::constraint_builds::BuildConstraint;
 use crate::monotonic;
-use crate::ranks::journal::Journal;
+use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::member::Member;
 use crate::ranks::packed_bytes::{pack, unpack};
 use kvasir_engine::{Inbox, Message, Nanos};
@@ -21,10 +21,10 @@ use std::{
     time::Duration,
 };
 
-/// Number of the journal of commands.
+/// Number of the ring of commands.
 const COMMANDS: usize = 1;
 
-/// Kinds of records in the journal of commands.
+/// Kinds of records in the ring of commands.
 mod record {
     /// Words: the time in nanoseconds, low and high.
     pub(super) const TIME: u32 = 1;
@@ -43,23 +43,23 @@ struct Received {
     recipe: Option<String>,
 }
 
-/// Rank 0's end of the journal of commands. Clones share it.
+/// Rank 0's end of the ring of commands. Clones share it.
 #[derive(Clone)]
 pub struct CommandLog {
     member: Arc<Member>,
-    journal: Arc<Mutex<Journal>>,
+    ring: Arc<Mutex<BroadcastRing>>,
 }
 
 impl CommandLog {
     /// The log of rank 0, which `member` must be. A group has one.
     pub fn new(member: Arc<Member>) -> Self {
-        Self { member, journal: Arc::new(Mutex::new(Journal::new(COMMANDS))) }
+        Self { member, ring: Arc::new(Mutex::new(BroadcastRing::new(COMMANDS))) }
     }
 
     /// Writes a record. The loss of a rank is reported by the next step.
     fn write(&self, kind: u32, words: &[u32]) {
-        let mut journal = self.journal.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = journal.write(&self.member.party, kind, words);
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = ring.write(&self.member.endpoint, kind, words);
     }
 
     /// The machine's monotonic clock; each reading is logged.
@@ -108,7 +108,7 @@ impl Inbox for RecordedInbox<'_> {
     }
 }
 
-/// Another rank's end of the journal of commands: an inbox and a clock that repeat what rank 0 had.
+/// Another rank's end of the ring of commands: an inbox and a clock that repeat what rank 0 had.
 pub(crate) struct Commands {
     reader: Arc<Mutex<Reader>>,
     build: BuildConstraint,
@@ -116,14 +116,14 @@ pub(crate) struct Commands {
 
 struct Reader {
     member: Arc<Member>,
-    journal: Journal,
+    ring: BroadcastRing,
     words: Vec<u32>,
 }
 
 impl Reader {
     /// Reads the next record. Without one, or after a divergence, the process ends.
     fn next(&mut self) -> u32 {
-        let read = self.journal.read(&self.member.party, &mut self.words);
+        let read = self.ring.read(&self.member.endpoint, &mut self.words);
         read.unwrap_or_else(|error| self.end(&error.to_string()))
     }
 
@@ -136,7 +136,7 @@ impl Reader {
 impl Commands {
     /// The commands of rank 0 for the rank of `member`. `build` builds constraints.
     pub(crate) fn new(member: Arc<Member>, build: BuildConstraint) -> Self {
-        let reader = Reader { member, journal: Journal::new(COMMANDS), words: Vec::new() };
+        let reader = Reader { member, ring: BroadcastRing::new(COMMANDS), words: Vec::new() };
         Self { reader: Arc::new(Mutex::new(reader)), build }
     }
 

@@ -14,8 +14,8 @@
 //! collective of the step, what kind and how long; ranks that differ are out of step, and fail. A rank
 //! that cannot run a step publishes a piece that says so in place of its first one (*abort*).
 
+use crate::ranks::endpoint::Endpoint;
 use crate::ranks::layout::{Layout, PIECE_HEADER};
-use crate::ranks::party::Party;
 use crate::ranks::ring_error::RingError;
 use crate::ranks::sync::{AtomicBool, AtomicU32, Ordering};
 
@@ -65,21 +65,21 @@ impl Contributions {
     }
 
     /// Aborts the step before its first collective: the others stop at theirs.
-    pub(crate) fn abort(&self, party: &Party) -> Result<(), RingError> {
+    pub(crate) fn abort(&self, endpoint: &Endpoint) -> Result<(), RingError> {
         let call = self.begin_call(Kind::Aborted, 0);
-        self.contribute(party, &call, &[]).map(drop)
+        self.contribute(endpoint, &call, &[]).map(drop)
     }
 
     /// Replaces `rows` by the sum over all ranks, accumulated in rank order from 0.
-    pub(crate) fn sum(&self, party: &Party, rows: &mut [f32]) -> Result<(), RingError> {
+    pub(crate) fn sum(&self, endpoint: &Endpoint, rows: &mut [f32]) -> Result<(), RingError> {
         let call = self.begin_call(Kind::Sum, rows.len());
-        for part in rows.chunks_mut(party.layout.piece) {
-            let piece = self.contribute(party, &call, part)?;
+        for part in rows.chunks_mut(endpoint.layout.piece) {
+            let piece = self.contribute(endpoint, &call, part)?;
             part.fill(0.0);
-            for rank in 0..party.layout.ranks {
-                let at = self.receive(party, &call, piece, rank)?;
+            for rank in 0..endpoint.layout.ranks {
+                let at = self.receive(endpoint, &call, piece, rank)?;
                 // SAFETY: the piece is published, and stays until this rank has published its next.
-                unsafe { party.memory.add(at, part) };
+                unsafe { endpoint.memory.add(at, part) };
             }
         }
         Ok(())
@@ -88,18 +88,18 @@ impl Contributions {
     /// Concatenates the ranks' rows of `width` numbers in rank order.
     pub(crate) fn join(
         &self,
-        party: &Party,
+        endpoint: &Endpoint,
         rows: &[f32],
         width: usize,
         all: &mut [f32],
     ) -> Result<(), RingError> {
         let call = self.begin_call(Kind::Join, rows.len());
-        let (width, ranks) = (width.max(1), party.layout.ranks);
-        for (number, part) in rows.chunks(party.layout.piece).enumerate() {
-            let start = number * party.layout.piece;
-            let piece = self.contribute(party, &call, part)?;
+        let (width, ranks) = (width.max(1), endpoint.layout.ranks);
+        for (number, part) in rows.chunks(endpoint.layout.piece).enumerate() {
+            let start = number * endpoint.layout.piece;
+            let piece = self.contribute(endpoint, &call, part)?;
             for rank in 0..ranks {
-                let at = self.receive(party, &call, piece, rank)?;
+                let at = self.receive(endpoint, &call, piece, rank)?;
                 let mut done = 0;
                 while done < part.len() {
                     let (row, column) = ((start + done) / width, (start + done) % width);
@@ -107,7 +107,7 @@ impl Contributions {
                     let to = (row * ranks + rank) * width + column;
                     let Some(into) = all.get_mut(to..to + count) else { break };
                     // SAFETY: as in `sum`.
-                    unsafe { party.memory.read_numbers(at + done, into) };
+                    unsafe { endpoint.memory.read_numbers(at + done, into) };
                     done += count;
                 }
             }
@@ -125,28 +125,28 @@ impl Contributions {
     /// Publishes a piece of this rank, and returns its number.
     fn contribute(
         &self,
-        party: &Party,
+        endpoint: &Endpoint,
         call: &[u32; PIECE_HEADER],
         numbers: &[f32],
     ) -> Result<u32, RingError> {
         let piece = self.pieces.load(Ordering::Relaxed);
-        for rank in party.others() {
-            self.wait_for(party, rank, piece, 0)?;
+        for rank in endpoint.others() {
+            self.wait_for(endpoint, rank, piece, 0)?;
         }
         // SAFETY: all others have read what is in this room; see the module's page.
         unsafe {
-            party.memory.write(party.layout.piece(party.rank, piece), call);
-            party.memory.write_numbers(party.layout.numbers(party.rank, piece), numbers);
+            endpoint.memory.write(endpoint.layout.piece(endpoint.rank, piece), call);
+            endpoint.memory.write_numbers(endpoint.layout.numbers(endpoint.rank, piece), numbers);
         }
         self.pieces.store(piece.wrapping_add(1), Ordering::Relaxed);
-        party.publish(Layout::pieces(party.rank), piece.wrapping_add(1), party.others());
+        endpoint.publish(Layout::pieces(endpoint.rank), piece.wrapping_add(1), endpoint.others());
         Ok(piece)
     }
 
     /// Waits until a rank has published `piece + more` pieces.
-    fn wait_for(&self, party: &Party, rank: usize, piece: u32, more: u32) -> Result<(), RingError> {
-        party.wait(|| {
-            let ahead = party.load(Layout::pieces(rank)).wrapping_sub(piece) as i32;
+    fn wait_for(&self, endpoint: &Endpoint, rank: usize, piece: u32, more: u32) -> Result<(), RingError> {
+        endpoint.wait(|| {
+            let ahead = endpoint.load(Layout::pieces(rank)).wrapping_sub(piece) as i32;
             match ahead {
                 _ if ahead >= more as i32 && ahead <= 2 => Some(Ok(())),
                 -1..=2 => None,
@@ -161,18 +161,18 @@ impl Contributions {
     /// Waits for a rank's piece and checks its header. Returns where its numbers are.
     fn receive(
         &self,
-        party: &Party,
+        endpoint: &Endpoint,
         call: &[u32; PIECE_HEADER],
         piece: u32,
         rank: usize,
     ) -> Result<usize, RingError> {
-        self.wait_for(party, rank, piece, 1)?;
+        self.wait_for(endpoint, rank, piece, 1)?;
         let mut header = [0; PIECE_HEADER];
         // SAFETY: as in `sum`.
-        unsafe { party.memory.read(party.layout.piece(rank, piece), &mut header) };
+        unsafe { endpoint.memory.read(endpoint.layout.piece(rank, piece), &mut header) };
         let [step, number, kind, _] = header;
         if header == *call {
-            return Ok(party.layout.numbers(rank, piece));
+            return Ok(endpoint.layout.numbers(rank, piece));
         }
         Err(if kind == Kind::Aborted as u32 && (step, number) == (call[0], 0) {
             self.aborted.store(true, Ordering::Relaxed);

@@ -6,8 +6,8 @@
 
 use crate::constraint_builds::BuildConstraint;
 use crate::message::Identity;
+use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::command_log::Commands;
-use crate::ranks::journal::Journal;
 use crate::ranks::member::Member;
 use crate::ranks::rank_message::{FromRank, PROTOCOL, ToRank, receive, send, wait_for_end};
 use crate::ranks::ring_error::RingError;
@@ -141,10 +141,10 @@ impl RankProcess {
 
     /// Runs the steps of rank 0 on `executor`. Returns only with an error.
     pub fn follow<E: Executor>(&self, executor: &mut E) -> Result<(), RankError> {
-        let (mut journal, mut words) = (Journal::new(STEPS), Vec::new());
+        let (mut ring, mut words) = (BroadcastRing::new(STEPS), Vec::new());
         let mut step = Box::<Step>::default();
         loop {
-            let kind = journal.read(&self.member.party, &mut words)?;
+            let kind = ring.read(&self.member.endpoint, &mut words)?;
             match (kind, &words[..]) {
                 (record::BIND, [row, final_len]) => {
                     let spec = SequenceSpec { final_len: *final_len, ..SequenceSpec::default() };

@@ -141,7 +141,7 @@ impl RankGroup {
             rank.watch =
                 Some(thread::Builder::new().name(format!("rank-{}", index + 1)).spawn(move || {
                     wait_for_end(&socket);
-                    member.party.lose(index + 1);
+                    member.endpoint.lose(index + 1);
                     let status = process.lock().unwrap_or_else(PoisonError::into_inner).wait();
                     let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
                     if !is_ending.load(Ordering::Relaxed) {

@@ -1,16 +1,16 @@
 //! [`Member`]: one rank of a group, with its collectives.
 
 use crate::ranks::contributions::Contributions;
+use crate::ranks::endpoint::Endpoint;
 use crate::ranks::layout::Layout;
 use crate::ranks::memory::SharedMemory;
-use crate::ranks::party::Party;
 use crate::ranks::ring_error::RingError;
 use kvasir_exec::{Ranks, StepError};
 use std::{fs::File, io};
 
 /// One rank of a group whose memory is shared.
 pub struct Member {
-    pub(crate) party: Party,
+    pub(crate) endpoint: Endpoint,
     pub(crate) contributions: Contributions,
 }
 
@@ -30,12 +30,12 @@ impl Member {
     }
 
     fn new(memory: SharedMemory, layout: Layout, rank: usize) -> Self {
-        Self { party: Party::new(memory, layout, rank), contributions: Contributions::new() }
+        Self { endpoint: Endpoint::new(memory, layout, rank), contributions: Contributions::new() }
     }
 
     /// The number of this rank.
     pub fn rank(&self) -> usize {
-        self.party.rank
+        self.endpoint.rank
     }
 
     /// What an error of the ring means for the step of this rank. Rank 0 runs only steps that the others
@@ -59,7 +59,7 @@ impl Member {
                 Err(StepError::Lost(format!("rank {rank} has failed within a step: {why}")))
             }
             Err(error @ (StepError::Failed(_) | StepError::OutOfMemory(_))) => {
-                self.contributions.abort(&self.party).map_err(|error| self.step_error(&error))?;
+                self.contributions.abort(&self.endpoint).map_err(|error| self.step_error(&error))?;
                 Err(error)
             }
             result => result,
@@ -69,15 +69,15 @@ impl Member {
 
 impl Ranks for Member {
     fn count(&self) -> usize {
-        self.party.layout.ranks
+        self.endpoint.layout.ranks
     }
 
     fn sum(&self, rows: &mut [f32]) -> Result<(), StepError> {
-        self.contributions.sum(&self.party, rows).map_err(|error| self.step_error(&error))
+        self.contributions.sum(&self.endpoint, rows).map_err(|error| self.step_error(&error))
     }
 
     fn join(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
-        let joined = self.contributions.join(&self.party, rows, width, all);
+        let joined = self.contributions.join(&self.endpoint, rows, width, all);
         joined.map_err(|error| self.step_error(&error))
     }
 

@@ -5,7 +5,7 @@
 //! however that ends.
 //!
 //! Cache lines at the start hold one atomic each; the rest is data, whose owner at any time is a matter
-//! of the protocols above (`journal`, `contributions`).
+//! of the protocols above (`broadcast_ring`, `contributions`).
 
 use crate::ranks::layout::LINE;
 use crate::ranks::sync::{AtomicU32, Futex};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!               rank 0: the engine's process           rank 1 … M-1: `kvasir rank`
-//! Engine ──► Ranked ──► StepBroadcast ──journal──► follow_steps ──► executor of a part
+//! Engine ──► Ranked ──► StepBroadcast ────ring───► follow_steps ──► executor of a part
 //!              └─► executor of a part ◄──── collectives ────────────┘
 //! ```
 //!
@@ -12,29 +12,29 @@
 //! anonymous file ([`memory`]). Nothing is copied through the kernel, and a rank that waits polls before
 //! it sleeps, so a step reaches another rank in microseconds.
 //!
-//! - [`party`]: counters in shared memory, waiting, and the ordering argument.
-//! - [`journal`]: a ring of records from rank 0 to all others: binds, releases, steps.
+//! - [`endpoint`]: counters in shared memory, waiting, and the ordering argument.
+//! - [`broadcast_ring`]: a ring of records from rank 0 to all others: binds, releases, steps.
 //! - [`contributions`]: sums and concatenations, in rank order.
 //! - [`group`]: starts the processes and watches them. A rank that ends is *lost*: every wait in the
 //!   group ends with an error, which ends the engine. The front then continues its requests elsewhere.
 //!
-//! `loom/` explores the interleavings of `party`, `journal` and `contributions`.
+//! `loom/` explores the interleavings of `endpoint`, `broadcast_ring` and `contributions`.
 
 mod affinity;
+#[allow(unsafe_code)]
+mod broadcast_ring;
 mod broadcast_times;
 mod command_log;
 #[allow(unsafe_code)]
 mod contributions;
+mod endpoint;
 mod follow;
 mod group;
-#[allow(unsafe_code)]
-mod journal;
 mod layout;
 mod member;
 #[allow(unsafe_code)]
 mod memory;
 mod packed_bytes;
-mod party;
 mod rank_message;
 mod ring_error;
 mod step_broadcast;

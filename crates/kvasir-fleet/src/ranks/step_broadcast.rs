@@ -1,6 +1,6 @@
 //! [`StepBroadcast`]: the control of rank 0, which sends each bind, release and step to the other ranks.
 
-use crate::ranks::journal::Journal;
+use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::member::Member;
 use crate::ranks::ring_error::RingError;
 use crate::ranks::step_words::encode;
@@ -8,10 +8,10 @@ use kvasir_exec::{PoolRow, RankControl, Step, StepError};
 use kvasir_kv::Slot;
 use std::{ops::Range, sync::Arc};
 
-/// Number of the journal of steps.
+/// Number of the ring of steps.
 pub(crate) const STEPS: usize = 0;
 
-/// Kinds of records in the journal of steps.
+/// Kinds of records in the ring of steps.
 pub(crate) mod record {
     /// Words: pool row, final length.
     pub(crate) const BIND: u32 = 1;
@@ -24,18 +24,18 @@ pub(crate) mod record {
 /// Sends what rank 0 runs to the other ranks.
 pub struct StepBroadcast {
     member: Arc<Member>,
-    journal: Journal,
+    ring: BroadcastRing,
     words: Vec<u32>,
 }
 
 impl StepBroadcast {
     /// The control of rank 0, which `member` must be. A group has one.
     pub fn new(member: Arc<Member>) -> Self {
-        Self { member, journal: Journal::new(STEPS), words: Vec::new() }
+        Self { member, ring: BroadcastRing::new(STEPS), words: Vec::new() }
     }
 
     fn write(&mut self, kind: u32) -> Result<(), StepError> {
-        let written = self.journal.write(&self.member.party, kind, &self.words);
+        let written = self.ring.write(&self.member.endpoint, kind, &self.words);
         written.map_err(|error: RingError| self.member.step_error(&error))
     }
 }

@@ -3,7 +3,7 @@
 //! Rank 0 writes the hash before a step, and its result and output behind it. The others take both: only
 //! rank 0 samples and measures, so all engines go on from the same tokens and times.
 
-use crate::ranks::journal::Journal;
+use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::member::Member;
 use crate::ranks::packed_bytes::{pack, unpack};
 use crate::ranks::step_broadcast::STEPS;
@@ -12,7 +12,7 @@ use kvasir_exec::{Output, PoolRow, RankControl, Step, StepError};
 use kvasir_kv::Slot;
 use std::{fmt::Write, ops::Range, sync::Arc};
 
-/// Kinds of records in the journal of steps.
+/// Kinds of records in the ring of steps.
 mod record {
     /// Words: hash of a step, low and high.
     pub(super) const HASH: u32 = 11;
@@ -23,14 +23,14 @@ mod record {
 /// The control of each rank with `requests`.
 pub struct StepHashes {
     member: Arc<Member>,
-    journal: Journal,
+    ring: BroadcastRing,
     words: Vec<u32>,
 }
 
 impl StepHashes {
     /// The control of the rank of `member`. A rank has one.
     pub fn new(member: Arc<Member>) -> Self {
-        Self { member, journal: Journal::new(STEPS), words: Vec::new() }
+        Self { member, ring: BroadcastRing::new(STEPS), words: Vec::new() }
     }
 
     fn leads(&self) -> bool {
@@ -38,13 +38,13 @@ impl StepHashes {
     }
 
     fn write(&mut self, kind: u32, words: &[u32]) -> Result<(), StepError> {
-        let written = self.journal.write(&self.member.party, kind, words);
+        let written = self.ring.write(&self.member.endpoint, kind, words);
         written.map_err(|error| self.member.step_error(&error))
     }
 
     /// Reads the next record, which must be of this kind.
     fn read(&mut self, kind: u32) -> Result<(), StepError> {
-        let read = self.journal.read(&self.member.party, &mut self.words);
+        let read = self.ring.read(&self.member.endpoint, &mut self.words);
         match read.map_err(|error| self.member.step_error(&error))? {
             read if read == kind => Ok(()),
             other => Err(StepError::Lost(format!("a record of kind {other} came in place of {kind}"))),
@@ -99,7 +99,7 @@ impl RankControl for StepHashes {
             return Ok(());
         }
         // Ends rank 0's wait in the step, which reports its own.
-        self.member.party.lose(self.member.rank());
+        self.member.endpoint.lose(self.member.rank());
         let rank = self.member.rank();
         Err(StepError::Lost(format!("rank {rank} diverges from rank 0; its step is {}", summary(step))))
     }

@@ -1,23 +1,25 @@
 //! Ranks as threads, each with its own mapping of the shared memory.
 
+use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::contributions::Contributions;
-use crate::ranks::journal::Journal;
+use crate::ranks::endpoint::Endpoint;
 use crate::ranks::layout::Layout;
 use crate::ranks::member::Member;
 use crate::ranks::memory::SharedMemory;
-use crate::ranks::party::Party;
 use crate::ranks::ring_error::RingError;
-use kvasir_exec::{JoinBuffers, Ranks, StepError, ThreadRank};
+use crate::ranks::step_hashes::StepHashes;
+use kvasir_exec::{BatchRow, JoinBuffers, RankControl, Ranks, RowKind, Step, StepError, ThreadRank};
+use kvasir_kv::Span;
 use kvasir_testkit::Random;
-use std::{thread, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
-/// The parties of a group with this layout.
-fn parties(layout: Layout) -> Vec<Party> {
+/// The endpoints of a group with this layout.
+fn endpoints(layout: Layout) -> Vec<Endpoint> {
     let (words, lines) = (layout.words(), layout.lines());
     let (memory, file) = SharedMemory::create(words, lines, layout.ranks).unwrap();
     let open = |_| SharedMemory::open(&file, words, lines, layout.ranks).unwrap();
     let memories = std::iter::once(memory).chain((1..layout.ranks).map(open));
-    memories.enumerate().map(|(rank, memory)| Party::new(memory, layout, rank)).collect()
+    memories.enumerate().map(|(rank, memory)| Endpoint::new(memory, layout, rank)).collect()
 }
 
 fn records(seed: u64) -> Vec<(u32, Vec<u32>)> {
@@ -30,20 +32,20 @@ fn records(seed: u64) -> Vec<(u32, Vec<u32>)> {
 fn every_rank_reads_all_records_in_order() {
     for seed in 0..20 {
         // Some records are longer than the ring.
-        let mut parties = parties(Layout { ranks: 3, journal: 64, piece: 8 }).into_iter();
-        let first = parties.next().unwrap();
+        let mut endpoints = endpoints(Layout { ranks: 3, ring_words: 64, piece: 8 }).into_iter();
+        let first = endpoints.next().unwrap();
         thread::scope(|scope| {
-            for party in parties {
+            for endpoint in endpoints {
                 scope.spawn(move || {
-                    let (mut journal, mut body) = (Journal::new(1), Vec::new());
+                    let (mut ring, mut body) = (BroadcastRing::new(1), Vec::new());
                     for (kind, expected) in records(seed) {
-                        assert_eq!(journal.read(&party, &mut body), Ok(kind));
+                        assert_eq!(ring.read(&endpoint, &mut body), Ok(kind));
                         assert_eq!(body, expected, "seed {seed}");
                     }
                 });
             }
-            let mut journal = Journal::new(1);
-            records(seed).iter().for_each(|(kind, body)| journal.write(&first, *kind, body).unwrap());
+            let mut ring = BroadcastRing::new(1);
+            records(seed).iter().for_each(|(kind, body)| ring.write(&first, *kind, body).unwrap());
         });
     }
 }
@@ -53,9 +55,10 @@ fn garbled_records_are_errors() {
     let mut found = 0;
     for seed in 0..200 {
         let mut random = Random::new(seed);
-        let [first, second] = parties(Layout { ranks: 2, journal: 64, piece: 8 }).try_into().ok().unwrap();
+        let [first, second] =
+            endpoints(Layout { ranks: 2, ring_words: 64, piece: 8 }).try_into().ok().unwrap();
         let body: Vec<u32> = (0..40).map(|_| random.below(1 << 32) as u32).collect();
-        Journal::new(0).write(&first, 3, &body).unwrap();
+        BroadcastRing::new(0).write(&first, 3, &body).unwrap();
         let (at, bit) = (random.below(44) as usize, random.below(32));
         let mut word = [0];
         // SAFETY: nothing else accesses the memory.
@@ -65,7 +68,7 @@ fn garbled_records_are_errors() {
         }
         // A record that seems longer than what was published ends with the group.
         first.lose(0);
-        let read = Journal::new(0).read(&second, &mut Vec::new());
+        let read = BroadcastRing::new(0).read(&second, &mut Vec::new());
         assert!(read.is_err(), "seed {seed}");
         found += u32::from(matches!(read, Err(RingError::Garbled { .. })));
     }
@@ -89,11 +92,11 @@ fn collectives_give_the_bits_of_ranks_that_are_threads() {
             }
             results
         };
-        let layout = Layout { ranks, journal: 8, piece: 16 };
-        let members = parties(layout).into_iter().map(|party| {
+        let layout = Layout { ranks, ring_words: 8, piece: 16 };
+        let members = endpoints(layout).into_iter().map(|endpoint| {
             let contributions = Contributions::new();
             contributions.begin_step();
-            Member { party, contributions }
+            Member { endpoint, contributions }
         });
         let (members, threads): (Vec<_>, _) = (members.collect(), ThreadRank::all(ranks));
         let all = thread::scope(|scope| {
@@ -112,9 +115,9 @@ fn collectives_give_the_bits_of_ranks_that_are_threads() {
 }
 
 fn members(count: usize) -> Vec<Member> {
-    let layout = Layout { ranks: count, journal: 64, piece: 16 };
-    let member = |party| Member { party, contributions: Contributions::new() };
-    parties(layout).into_iter().map(member).collect()
+    let layout = Layout { ranks: count, ring_words: 64, piece: 16 };
+    let member = |endpoint| Member { endpoint, contributions: Contributions::new() };
+    endpoints(layout).into_iter().map(member).collect()
 }
 
 #[test]
@@ -169,11 +172,59 @@ fn a_lost_rank_ends_every_wait() {
     let [first, second, third] = members(3).try_into().ok().unwrap();
     thread::scope(|scope| {
         let sum = scope.spawn(|| first.sum(&mut [1.0]));
-        let read = scope.spawn(|| Journal::new(0).read(&second.party, &mut Vec::new()));
+        let read = scope.spawn(|| BroadcastRing::new(0).read(&second.endpoint, &mut Vec::new()));
         // Long enough that both sleep.
         thread::sleep(Duration::from_millis(50));
-        third.party.lose(2);
+        third.endpoint.lose(2);
         assert_eq!(sum.join().unwrap(), Err(StepError::Lost("rank 2 has ended".into())));
         assert_eq!(read.join().unwrap(), Err(RingError::Lost(2)));
+    });
+}
+
+/// A decode step of one row of this request.
+fn step(request: u64) -> Step {
+    let mut step = Step::default();
+    step.batch.tokens.push(7);
+    let (kind, tokens) = (RowKind::Decode, Span::new(0, 1));
+    step.batch.rows.push(BatchRow { request, kind, tokens, ..BatchRow::default() });
+    step
+}
+
+#[test]
+fn steps_that_differ_end_the_group_and_are_named() {
+    let [first, second] = members(2).try_into().ok().unwrap();
+    let (first, second) = (Arc::new(first), Arc::new(second));
+    let run = |member: Arc<Member>, request: u64| {
+        let (mut control, mut step) = (StepHashes::new(Arc::clone(&member)), step(request));
+        control.begin(&step)?;
+        let result = member.sum(&mut [1.0]);
+        control.end(&mut step, result)
+    };
+    thread::scope(|scope| {
+        let other = scope.spawn(|| run(Arc::clone(&second), 6));
+        let errors = [run(first, 5), other.join().unwrap()].map(Result::unwrap_err);
+        assert!(matches!(&errors[0], StepError::Lost(why) if why.contains("[5 Decode 1")), "{errors:?}");
+        let diverges = |why: &str| why.contains("rank 1 diverges") && why.contains("[6 Decode 1");
+        assert!(matches!(&errors[1], StepError::Lost(why) if diverges(why)), "{errors:?}");
+    });
+}
+
+#[test]
+fn every_rank_gets_the_output_of_rank_0() {
+    let [first, second] = members(2).try_into().ok().unwrap();
+    let (first, second) = (Arc::new(first), Arc::new(second));
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let (mut control, mut step) = (StepHashes::new(Arc::clone(&second)), step(5));
+            control.begin(&step).unwrap();
+            control.end(&mut step, second.sum(&mut [1.0])).unwrap();
+            step.output
+        });
+        let (mut control, mut step) = (StepHashes::new(Arc::clone(&first)), step(5));
+        control.begin(&step).unwrap();
+        step.output.tokens.push(9);
+        step.output.device_ns = 77;
+        control.end(&mut step, first.sum(&mut [1.0])).unwrap();
+        assert_eq!(other.join().unwrap(), step.output);
     });
 }

@@ -1,4 +1,4 @@
-//! [`Party`]: one rank's access to the shared memory of its group, and how it waits for the others.
+//! [`Endpoint`]: one rank's access to the shared memory of its group, and how it waits for the others.
 //!
 //! A rank that waits polls some thousand times, then yields, then sleeps on its *doorbell*, a futex.
 //! Whatever another rank publishes is a counter on a cache line of its own.
@@ -22,13 +22,13 @@ use crate::ranks::ring_error::RingError;
 use crate::ranks::sync::{Ordering, SPINS, YIELDS, fence, spin_loop, yield_now};
 
 /// One rank's access to the shared memory of its group.
-pub(crate) struct Party {
+pub(crate) struct Endpoint {
     pub(crate) memory: SharedMemory,
     pub(crate) layout: Layout,
     pub(crate) rank: usize,
 }
 
-impl Party {
+impl Endpoint {
     pub(crate) fn new(memory: SharedMemory, layout: Layout, rank: usize) -> Self {
         Self { memory, layout, rank }
     }
@@ -44,12 +44,12 @@ impl Party {
         fence(Ordering::SeqCst);
         for rank in others {
             if self.memory.word(Layout::sleepers(rank)).load(Ordering::Relaxed) > 0 {
-                self.ring(rank);
+                self.wake(rank);
             }
         }
     }
 
-    fn ring(&self, rank: usize) {
+    fn wake(&self, rank: usize) {
         let doorbell = self.memory.futex(Layout::doorbell(rank));
         doorbell.0.fetch_add(1, Ordering::AcqRel);
         doorbell.wake();
@@ -59,7 +59,7 @@ impl Party {
     pub(crate) fn lose(&self, rank: usize) {
         let lost = self.memory.word(Layout::LOST);
         let _ = lost.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
-        (0..self.layout.ranks).for_each(|rank| self.ring(rank));
+        (0..self.layout.ranks).for_each(|rank| self.wake(rank));
     }
 
     /// The rank that the group has lost, if any.
