@@ -2,8 +2,8 @@
 //!
 //! An engine is deterministic but for three inputs: its messages, with the points at which it finds none;
 //! the time; and the results of its steps. Rank 0 writes all three down, and the other ranks read them
-//! instead: [`RecordedInbox`] and [`RecordingClock`] write a ring of commands that [`Commands`] reads,
-//! and the results are in the ring of steps (`step_hashes`). So all engines schedule the same steps.
+//! instead: [`CommandLog`] writes messages and times to the ring of commands, from which [`Commands`]
+//! reads them; results are in the ring of steps (`step_hashes`). So all engines schedule the same steps.
 
 use crate::constraint_builds::BuildConstraint;
 use crate::monotonic;
