@@ -1,0 +1,333 @@
+//! Tensor parallelism: ranks with a part of a model each have equal bits, the bits of one process that
+//! sums in their order, and logits near those of the undivided model; on both backends.
+//!
+//! Ranks are threads that meet in `ThreadRank`. A rank that panics ends the process, because the
+//! others would wait for it forever.
+#![allow(clippy::unwrap_used)] // helpers outside of test functions
+
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, RandomWeights, ThreadPool, WeightSource};
+use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step, ThreadRank};
+use kvasir_formats::{Checkpoint, DType, Rules, convert};
+use kvasir_kv::{Cache, ClaimRow, Contiguous, Lowering, Span, StepId, Token};
+use kvasir_plain::{PlainExecutor, PlainModel};
+use kvasir_program::{Model, Op, Program, Source, SplitError};
+use kvasir_testkit::Random;
+use kvasir_testkit::paths::{model, repository};
+use serde_json::{Value as Json, json};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+
+const SLOTS: u32 = 128;
+const TOKENS: usize = 50;
+
+enum Backend {
+    Cpu(Box<CpuExecutor>),
+    Plain(Box<PlainExecutor>),
+}
+
+impl Backend {
+    fn among(self, rank: ThreadRank) -> Self {
+        match self {
+            Self::Cpu(cpu) => Self::Cpu(Box::new(cpu.among(rank).unwrap())),
+            Self::Plain(plain) => Self::Plain(Box::new(plain.among(rank).unwrap())),
+        }
+    }
+
+    fn bind(&mut self, spec: SequenceSpec) {
+        match self {
+            Self::Cpu(cpu) => cpu.bind(PoolRow(0), spec),
+            Self::Plain(plain) => plain.bind(PoolRow(0), spec),
+        }
+    }
+
+    fn run(&mut self, mut step: Step, hidden: &[f32]) -> Vec<f32> {
+        match self {
+            Self::Cpu(cpu) => {
+                cpu.execute(&mut step, hidden).unwrap();
+                step.output.logits
+            }
+            Self::Plain(plain) => {
+                step.lower(&plain.abilities(), &mut Lowering::default()).unwrap();
+                let hidden = plain.program().takes_hidden().then_some(hidden);
+                plain.pass(&step, hidden, &[]).unwrap().logits
+            }
+        }
+    }
+
+    /// Logits of every token: two prefill steps, then single tokens. A multi-token-prediction layer
+    /// gets the same hidden states on every rank.
+    fn logits(mut self, vocab: usize, hidden_width: usize) -> Vec<f32> {
+        let mut cache = Contiguous::new(SLOTS);
+        let seq = cache.open().unwrap();
+        let tokens: Vec<Token> = (0..TOKENS).map(|i| ((i * 37 + 5) % vocab) as Token).collect();
+        self.bind(SequenceSpec { prompt: tokens.clone(), final_len: SLOTS, ..SequenceSpec::default() });
+        let mut random = Random::new(7);
+        let hidden: Vec<f32> = (0..TOKENS * hidden_width).map(|_| random.unit()).collect();
+        let mut all = Vec::new();
+        let bounds: Vec<usize> = [0, 30].into_iter().chain(46..=TOKENS).collect();
+        for (id, range) in (1..).map(StepId).zip(bounds.windows(2).map(|two| two[0]..two[1])) {
+            cache.claim(id, &[ClaimRow::new(seq, range.len() as u32)]).unwrap();
+            let mut step = Step::default();
+            cache.plan(id, &mut step.plan).unwrap();
+            let span = Span::new(0, range.len());
+            let row = BatchRow { seq, tokens: span, pool_row: PoolRow(0), ..BatchRow::default() };
+            let tokens = tokens[range.clone()].to_vec();
+            step.batch = Batch { step: id, tokens, rows: vec![row], logits: true, ..Batch::default() };
+            all.extend(self.run(step, &hidden[range.start * hidden_width..range.end * hidden_width]));
+            cache.retire(id).unwrap();
+        }
+        all
+    }
+}
+
+/// A backend for a program.
+type Load<'a> = dyn Fn(&Program) -> Backend + 'a;
+
+fn cpu(program: &Program, source: Arc<dyn WeightSource + Send + Sync>, precision: Precision) -> Backend {
+    let loaded = CpuModel::load(program, source, precision, Arc::new(ThreadPool::new(1))).unwrap();
+    let limits = kvasir_cpu::Limits { slots: SLOTS, tokens: 64, rows: 1, kv: KvType::F32, ring: None };
+    Backend::Cpu(Box::new(CpuExecutor::new(Arc::new(loaded), limits).unwrap()))
+}
+
+fn plain(program: &Program, checkpoint: &Checkpoint) -> Backend {
+    let model = Model { target: program.clone(), predictions: Vec::new() };
+    let model = PlainModel::load(&model, checkpoint).unwrap();
+    let limits = kvasir_plain::Limits { slots: SLOTS, tokens: 64, rows: 1 };
+    Backend::Plain(Box::new(PlainExecutor::new(&model, limits)))
+}
+
+fn run(program: &Program, load: &Load<'_>) -> Vec<f32> {
+    load(program).logits(program.vocab, if program.takes_hidden() { program.hidden } else { 0 })
+}
+
+/// Logits of all ranks, which run at once.
+fn run_ranks(parts: &[Program], load: &Load<'_>) -> Vec<Vec<f32>> {
+    let ranks = parts.iter().zip(ThreadRank::all(parts.len()));
+    let loaded: Vec<(&Program, Backend)> = ranks.map(|(part, rank)| (part, load(part).among(rank))).collect();
+    std::thread::scope(|scope| {
+        let start = |(part, backend): (&Program, Backend)| {
+            let (vocab, hidden) = (part.vocab, if part.takes_hidden() { part.hidden } else { 0 });
+            let run = move || backend.logits(vocab, hidden);
+            scope.spawn(move || catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| std::process::abort()))
+        };
+        let running: Vec<_> = loaded.into_iter().map(start).collect();
+        running.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn deviation(x: &[f32]) -> f32 {
+    let mean = x.iter().sum::<f32>() / x.len() as f32;
+    (x.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / x.len() as f32).sqrt()
+}
+
+/// Checks a division of a program: equal bits on all ranks and in one process, and an error beside the
+/// whole of at most `allowed` deviations of the logits. Returns that error.
+fn check(name: &str, whole: &Program, ranks: usize, load: &Load<'_>, allowed: f32) -> f32 {
+    let parts: Vec<Program> = (0..ranks).map(|rank| whole.for_rank(rank, ranks).unwrap()).collect();
+    let all = run_ranks(&parts, load);
+    assert!(all.iter().all(|logits| *logits == all[0]), "{name}, {ranks} ranks: ranks differ");
+    let alone = run(&whole.for_all_ranks(ranks).unwrap(), load);
+    assert!(alone == all[0], "{name}, {ranks} ranks: one process with their sums has other bits");
+    let plain = run(whole, load);
+    assert_eq!(plain.len(), alone.len(), "{name}");
+    assert!(plain.iter().all(|v| v.is_finite()), "{name}");
+    let worst = plain.iter().zip(&alone).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+    let error = worst / deviation(&plain);
+    assert!(error <= allowed, "{name}, {ranks} ranks: off by {error} deviations, allowed {allowed}");
+    error
+}
+
+fn checkpoints() -> Vec<String> {
+    let entries = std::fs::read_dir(repository().join("testdata/models")).unwrap();
+    let dirs = entries.map(|entry| entry.unwrap().path());
+    let recorded = dirs.filter(|dir| dir.join("config.json").exists() && dir.join("expected.json").exists());
+    let mut names: Vec<String> =
+        recorded.map(|dir| dir.file_name().unwrap().to_string_lossy().into_owned()).collect();
+    names.sort();
+    assert!(names.len() >= 24, "only {} checkpoints", names.len());
+    names
+}
+
+fn programs(model: &Model) -> impl Iterator<Item = (String, &Program)> {
+    model.programs().map(|program| (format!("{:?}", program.purpose), program))
+}
+
+#[test]
+fn ranks_of_every_checkpoint_compute_the_same() {
+    for name in checkpoints() {
+        let checkpoint = Arc::new(Checkpoint::open(&model(&name)).unwrap());
+        let model = Model::build(&checkpoint.source()).unwrap();
+        for (purpose, whole) in programs(&model) {
+            let name = format!("{name} {purpose}");
+            for ranks in [2, 3, 4] {
+                let exact = |program: &Program| cpu(program, checkpoint.clone(), Precision::F32);
+                let error = check(&format!("{name} f32"), whole, ranks, &exact, 1e-3);
+                let reference = |program: &Program| plain(program, &checkpoint);
+                let plain = check(&format!("{name} plain"), whole, ranks, &reference, 1e-3);
+                println!("{name} {ranks} ranks: f32 {error:.1e}, plain {plain:.1e} of the deviation");
+            }
+            for ranks in [2, 3] {
+                let fast = |program: &Program| cpu(program, checkpoint.clone(), Precision::Auto);
+                let error = check(&format!("{name} auto"), whole, ranks, &fast, 0.03);
+                println!("{name} {ranks} ranks: auto {error:.1e} of the deviation");
+            }
+        }
+    }
+}
+
+/// Converts a test checkpoint to GGUF.
+fn gguf(name: &str, dtype: &str) -> Checkpoint {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("split-{name}-{dtype}.gguf"));
+    convert(&model(name), &file, &Rules::parse(dtype, &[]).unwrap()).unwrap();
+    let opened = Checkpoint::open(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    opened
+}
+
+#[test]
+fn ranks_of_quantized_gguf_files_cut_between_blocks() {
+    let names =
+        ["qwen3", "llama", "phi3", "gemma3", "glm4_moe", "deepseek_v3", "mixtral", "gpt_oss_mxfp4", "qwen2"];
+    for (name, dtype) in names.into_iter().flat_map(|name| ["q8_0", "q4_0"].map(|dtype| (name, dtype))) {
+        let checkpoint = Arc::new(gguf(name, dtype));
+        let model = Model::build(&checkpoint.source()).unwrap();
+        let exact = |program: &Program| cpu(program, checkpoint.clone(), Precision::F32);
+        let fast = |program: &Program| cpu(program, checkpoint.clone(), Precision::Auto);
+        check(&format!("{name} {dtype} f32"), &model.target, 2, &exact, 1e-3);
+        check(&format!("{name} {dtype} auto"), &model.target, 2, &fast, 0.03);
+        let reference = |program: &Program| plain(program, &checkpoint);
+        check(&format!("{name} {dtype} plain"), &model.target, 2, &reference, 1e-3);
+    }
+}
+
+#[test]
+fn blocks_that_are_too_long_for_the_ranks_are_refused_by_name() {
+    // Four heads of 16 elements: an output projection of two blocks of 32 columns.
+    let model = Model::build(&gguf("llama", "q8_0").source()).unwrap();
+    let refused = model.for_rank(0, 3).unwrap_err();
+    assert!(
+        matches!(&refused, SplitError::Blocks { tensor, block: 32, columns: 64, ranks: 3 } if tensor.contains("o_proj")),
+        "{refused}"
+    );
+}
+
+/// A random config of an architecture.
+fn config(random: &mut Random, architecture: &str, unit: usize) -> Json {
+    let n = |random: &mut Random, low: u32, high: u32| random.between(low, high) as usize;
+    let kv_heads = n(random, 1, 4);
+    let heads = kv_heads * n(random, 1, 4);
+    let head_dim = unit * n(random, 1, 2);
+    let experts = n(random, 4, 9);
+    json!({
+        "architectures": [architecture], "hidden_size": unit * n(random, 1, 3),
+        "intermediate_size": unit * n(random, 4, 7), "moe_intermediate_size": unit * n(random, 1, 2),
+        "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": head_dim, "vocab_size": n(random, 90, 130), "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "attention_bias": random.chance(50),
+        "mlp_bias": random.chance(50), "tie_word_embeddings": random.chance(50),
+        "num_local_experts": experts, "num_experts": experts, "n_routed_experts": experts,
+        "num_experts_per_tok": n(random, 1, 3), "n_shared_experts": n(random, 0, 2), "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0, "norm_topk_prob": true,
+        "kv_lora_rank": unit, "q_lora_rank": unit, "qk_nope_head_dim": unit, "qk_rope_head_dim": 16,
+        "v_head_dim": unit, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 24,
+        "sliding_window": 20, "partial_rotary_factor": 1.0, "mlp_only_layers": [0], "decoder_sparse_step": 1,
+    })
+}
+
+/// Marks all weights as stored in blocks, if their rows are whole blocks.
+fn in_blocks(source: Source, block: usize) -> Source {
+    let model = Model::build(&source).unwrap();
+    let whole = model.target.weights.iter().filter(|w| w.shape.last().is_some_and(|n| n % block == 0));
+    let blocks: BTreeMap<String, usize> = whole.map(|w| (w.name.clone(), block)).collect();
+    Source { blocks, ..source }
+}
+
+#[test]
+fn ranks_of_random_shapes_compute_the_same() {
+    let dense = ["LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen2ForCausalLM", "Phi3ForCausalLM"];
+    let mixtures = ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM"];
+    let latent = ["DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"];
+    let all: Vec<&str> = dense.into_iter().chain(mixtures).chain(latent).collect();
+    let (mut split, mut refused) = (0, 0);
+    for seed in 0..60 {
+        let random = &mut Random::new(seed);
+        let types = [(DType::F32, 16), (DType::BF16, 16), (DType::Q8_0, 32), (DType::Q4K, 256)];
+        // Rounding elsewhere may change the choice of experts, so mixtures are exact.
+        let architecture = random.pick(&all);
+        let (dtype, unit) = if dense.contains(&architecture) { random.pick(&types) } else { types[0] };
+        let source = Source::of_config(config(random, architecture, unit));
+        let source = in_blocks(source, dtype.block_len());
+        let ranks = random.between(2, 5) as usize;
+        let name = format!("seed {seed}: {architecture} {dtype} {}", source.config);
+        let whole = Model::build(&source).unwrap().target;
+        let weights = Arc::new(RandomWeights::new(dtype));
+        let load = |program: &Program| cpu(program, weights.clone(), Precision::Auto);
+        match whole.for_rank(0, ranks) {
+            Ok(_) => {
+                check(&name, &whole, ranks, &load, if dtype == DType::F32 { 1e-3 } else { 0.05 });
+                split += 1;
+            }
+            Err(SplitError::Heads { heads, .. }) => {
+                assert!(heads < ranks, "{name}");
+                refused += 1;
+            }
+            Err(SplitError::Blocks { block, columns, .. }) => {
+                assert!(columns.div_ceil(block) < 2 * ranks, "{name}");
+                refused += 1;
+            }
+            Err(SplitError::Experts { experts, .. }) => assert!(experts < ranks, "{name}"),
+            Err(other) => panic!("{name}: {other}"),
+        }
+    }
+    assert!(split >= 30 && refused >= 3, "{split} divided, {refused} refused");
+}
+
+#[test]
+fn ranks_have_their_part_of_weights_and_cache() {
+    for name in checkpoints() {
+        let checkpoint = Checkpoint::open(&model(&name)).unwrap();
+        let model = Model::build(&checkpoint.source()).unwrap();
+        let whole = checkpoint.bytes_read(model.programs());
+        let parts: Vec<Model> = (0..2).map(|rank| model.for_rank(rank, 2).unwrap()).collect();
+        let bytes: Vec<u64> = parts.iter().map(|part| checkpoint.bytes_read(part.programs())).collect();
+        // Norms, routers, the embedding and latent projections are on both ranks.
+        let copied = |weights: &mut dyn Iterator<Item = u64>| weights.sum::<u64>();
+        let both = copied(&mut parts[0].target.weights.iter().map(|weight| {
+            let part = &parts[1].target;
+            let of = |program: &Program| {
+                let at = program.weights.iter().position(|w| w.name == weight.name);
+                at.map_or(0, |at| program.elements_read()[at])
+            };
+            (of(&parts[0].target) + of(part)).saturating_sub(of(&model.target)) as u64
+        }));
+        assert!(bytes.iter().all(|bytes| *bytes < whole), "{name}: {bytes:?} of {whole}");
+        let sums: usize = parts.iter().map(|part| part.target.elements_read().iter().sum::<usize>()).sum();
+        let all: usize = model.target.elements_read().iter().sum();
+        assert_eq!(sums as u64, all as u64 + both, "{name}: every element is on a rank");
+        let kv: usize = parts.iter().map(|part| part.target.kv_width()).sum();
+        assert!(kv >= model.target.kv_width(), "{name}");
+        if model.target.layers.iter().all(|layer| layer.kv_heads % 2 == 0) {
+            assert_eq!(kv, model.target.kv_width(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn parts_run_among_as_many_ranks_as_there_are_parts() {
+    let checkpoint = Arc::new(Checkpoint::open(&model("qwen3")).unwrap());
+    let model = Model::build(&checkpoint.source()).unwrap();
+    let program = model.target.for_rank(0, 2).unwrap();
+    assert_eq!((program.ranks(), model.target.ranks()), (Some(2), None));
+    let three = || ThreadRank::all(3).remove(0);
+    let Backend::Cpu(cpu) = cpu(&program, checkpoint.clone(), Precision::F32) else { return };
+    assert!(cpu.among(three()).err().unwrap().contains("2 ranks"));
+    let Backend::Plain(plain) = plain(&program, &checkpoint) else { return };
+    assert!(plain.among(three()).err().unwrap().contains("2 ranks"));
+    // Round trip through text and JSON.
+    assert!(program.to_string().contains("collect") && program.to_string().contains("rank 0 of 2"));
+    let json = serde_json::to_string(&program).unwrap();
+    assert_eq!(serde_json::from_str::<Program>(&json).unwrap(), program);
+    assert!(program.ops.iter().any(|op| matches!(op, Op::Collect { .. })));
+}
