@@ -6,13 +6,13 @@ use crate::io::failure::Failure;
 use crate::io::model_progress::loading;
 use crate::options::Options;
 use crate::options::model::ModelArgs;
-use crate::options::reports::log;
+use crate::options::reports::{log, log_warning};
 use crate::options::resolve::setup_of;
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
 use kvasir::{
-    AnyExecutor, DEFAULT_SLOTS, EngineConfig, Error, LoadedModel, ModelCard, OpenedModel, Precision,
-    PrefillProgress, Rank, Speculation,
+    AnyExecutor, DEFAULT_SLOTS, EngineConfig, Error, LoadedModel, ModelCard, OpenedModel, PackedFile,
+    PackedWeights, Precision, PrefillProgress, Rank, Speculation,
 };
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Engine, Route};
@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::{
     borrow::Cow,
+    fs::File,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::Duration,
@@ -117,6 +118,9 @@ pub(crate) struct EngineFacts {
     pub(crate) max_len: u32,
     /// Name of the K/V data type, and bytes of a slot, with those of a draft model.
     pub(crate) kv: (String, usize),
+    /// Memory of packed weights, in bytes, and the part of it that all engines share.
+    pub(crate) packed_bytes: u64,
+    pub(crate) shared_bytes: u64,
     /// Text for the log: number of threads and activation precision, or the name of the backend.
     pub(crate) arithmetic: String,
 }
@@ -157,7 +161,10 @@ impl ReadyEngine {
             kvasir::warm_up(&mut engine)?;
         }
         let slots = engine.core().cache().shape().capacity;
+        let PackedWeights { bytes: packed_bytes, shared: shared_bytes } = loaded.packed_weights();
         let facts = EngineFacts {
+            packed_bytes,
+            shared_bytes,
             backend: loaded.backend().into(),
             slots,
             is_capped: in_memory.is_some_and(|in_memory| in_memory > slots),
@@ -261,10 +268,15 @@ impl Started {
         let observer = ReplicaObserver::new(fleet.replicas as usize, timeout);
         let (counted, logged) = (observer.clone(), reports.clone());
         let identity = identity(&opened, model, options);
+        let packed_file = model.compute().is_on_cpu().then(|| PackedFile::create(packed_key(&identity)));
+        let packed_file = packed_file.and_then(|created| {
+            let failed = |error| format!("each engine packs the weights for itself: {error}");
+            created.map_err(|error| log_warning(&reports, &failed(error))).ok()
+        });
         let started = Fleet::start(FleetConfig {
             replicas: fleet.replicas,
             route: fleet.route,
-            command: fleet.command,
+            command: (fleet.command)(packed_file),
             identity,
             kv_events,
             on_counters: Box::new(move |replica, counters| counted.update(replica, counters)),
@@ -309,13 +321,16 @@ pub(crate) fn record_kv_events(engine: &mut Engine<AnyExecutor>, option: &str) -
     recorded.map_err(|error| Failure::usage(format!("{option}: {error}")))
 }
 
+/// Makes the command that starts a worker from the file of packed weights that workers share.
+pub(crate) type MakeCommand = Box<dyn FnOnce(Option<File>) -> WorkerCommand>;
+
 /// Number of workers, routing policy, and the command that starts a worker.
 pub(crate) struct FleetStart {
     pub(crate) replicas: u32,
     /// Ranks of each worker.
     pub(crate) ranks: usize,
     pub(crate) route: Route,
-    pub(crate) command: WorkerCommand,
+    pub(crate) command: MakeCommand,
 }
 
 /// Opens the model and reports its forecast. Returns the model and its public name.
@@ -344,6 +359,13 @@ pub(crate) fn identity(opened: &OpenedModel, model: &ModelArgs, options: &Option
         model: opened.checkpoint.fingerprint(),
         options: hasher.finish(),
     }
+}
+
+/// The key of the file of packed weights: workers of this identity share it.
+pub(crate) fn packed_key(identity: &Identity) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (&identity.version, identity.model, identity.options).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Builds the served model from the opened one. `returns_hidden`: whether its engine returns hidden

@@ -33,13 +33,14 @@ mod weights;
 
 pub use exec::executor::draft::Drafting;
 pub use exec::executor::{CpuExecutor, Limits};
-pub use exec::model::CpuModel;
+pub use exec::model::{CpuModel, LoadOptions};
 pub use isa::features::Isa;
 pub use limits::machine_limits::{LimitsMeter, MachineLimits};
 pub use memory::kv_pool::Pool;
 pub use memory::kv_pool::kv_type::KvType;
 pub use threads::pool::ThreadPool;
 pub use weights::linear::Form;
+pub use weights::packed_file::PackedFile;
 pub use weights::precision::Precision;
 pub use weights::random::RandomWeights;
 pub use weights::source::{NibbleRow, Nibbles, Scaled, Stored, WeightSource};

@@ -1,7 +1,7 @@
 //! The draft model of a target, opened and loaded for the same backend.
 
 use crate::error::Error;
-use kvasir_cpu::{CpuModel, Precision, ThreadPool};
+use kvasir_cpu::{CpuModel, LoadOptions, PackedFile, Precision, ThreadPool};
 use kvasir_draft::{DraftModelKind, TreeShape};
 use kvasir_formats::Checkpoint;
 use kvasir_plain::{DraftSource, PlainModel};
@@ -52,10 +52,12 @@ impl OpenedDraft {
         self,
         precision: Precision,
         threads: &Arc<ThreadPool>,
+        packed_file: Option<Arc<PackedFile>>,
     ) -> Result<LoadedDraft, Error> {
         let program = self.program();
         let source = Arc::new(self.checkpoint.clone());
-        let model = CpuModel::load(program, source, precision, Arc::clone(threads))?;
+        let options = LoadOptions { packed_file, ..LoadOptions::default() };
+        let model = CpuModel::load_with(program, source, precision, Arc::clone(threads), options)?;
         let model = match self.taps.1 {
             Some(tap) => model.keeping(&[tap])?,
             None => model,

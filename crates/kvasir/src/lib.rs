@@ -83,7 +83,7 @@ pub use crate::hub::short_names::ShortNames;
 pub use crate::hub::{FetchProgress, HubName};
 pub use crate::inspection::{Inspection, KvFacts, MemoryPlan, TextSupport};
 pub use crate::kvasir::{Kvasir, Options};
-pub use crate::load::{LoadedModel, Rank};
+pub use crate::load::{LoadedModel, PackedWeights, Rank};
 pub use crate::memory::{available_memory, available_memory_in};
 pub use crate::model::Model;
 pub use crate::model_card::ModelCard;
@@ -103,7 +103,7 @@ pub use kvasir_chat::{
     ChatError, ChatModel, Content, Delta, Message, Role, Shape, Tool, ToolChoice, dialect::ReasoningDialect,
     dialect::ToolDialect,
 };
-pub use kvasir_cpu::{KvType, Precision};
+pub use kvasir_cpu::{KvType, PackedFile, Precision};
 pub use kvasir_draft::TreeShape;
 pub use kvasir_engine::{
     Argument, ConfigError, DraftWidth, EngineConfig, Facts, Finish, Order, Params, PolicyConfig, Refusal,

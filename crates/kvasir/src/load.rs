@@ -5,7 +5,9 @@ use crate::draft_model::{DraftWeights, LoadedDraft, OpenedDraft};
 use crate::error::Error;
 use crate::opened::OpenedModel;
 use crate::speculation::Speculation;
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, RandomWeights, ThreadPool, WeightSource};
+use kvasir_cpu::{
+    CpuExecutor, CpuModel, KvType, LoadOptions, Precision, RandomWeights, ThreadPool, WeightSource,
+};
 use kvasir_exec::{RankControl, Ranked, Ranks};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
@@ -29,13 +31,14 @@ impl OpenedModel {
                     Some(dtype) => Arc::new(RandomWeights::new(dtype)),
                     None => Arc::new(self.checkpoint.clone()),
                 };
-                let (target, watch) = (&self.model.target, &self.watch);
-                let model = CpuModel::load_watched(target, source, precision, Arc::clone(&pool), watch)?;
+                let (target, packed_file) = (&self.model.target, self.packed_file.clone());
+                let options = LoadOptions { watch: &self.watch, packed_file: packed_file.clone() };
+                let model = CpuModel::load_with(target, source, precision, Arc::clone(&pool), options)?;
                 let model = match draft.as_ref().and_then(OpenedDraft::taken) {
                     Some(tap) => model.keeping(&[tap])?,
                     None => model,
                 };
-                let draft = draft.map(|draft| draft.load_cpu(precision, &pool)).transpose()?;
+                let draft = draft.map(|draft| draft.load_cpu(precision, &pool, packed_file)).transpose()?;
                 (Weights::Cpu(Arc::new(model)), draft)
             }
             // The reference backend has one thread and one (exact) precision.
@@ -85,6 +88,15 @@ pub struct Rank {
     pub ranks: Arc<dyn Ranks>,
     /// Keeps the other ranks in step. `None` for a rank that follows another one's steps.
     pub control: Option<Box<dyn RankControl>>,
+}
+
+/// Memory of packed weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackedWeights {
+    /// All of them, in bytes.
+    pub bytes: u64,
+    /// Those that processes share.
+    pub shared: u64,
 }
 
 enum Weights {
@@ -268,6 +280,19 @@ impl LoadedModel {
         match &self.weights {
             Weights::Cpu(model) => Some(Arc::clone(model)),
             Weights::Plain(_) | Weights::Sim(..) => None,
+        }
+    }
+
+    /// Packed weights on the CPU backend, with those of the draft model.
+    pub fn packed_weights(&self) -> PackedWeights {
+        let draft = match &self.draft {
+            Some(LoadedDraft { weights: DraftWeights::Cpu(model), .. }) => Some(Arc::clone(model)),
+            _ => None,
+        };
+        let models = || self.cpu_model().into_iter().chain(draft.clone());
+        PackedWeights {
+            bytes: models().map(|model| model.packed_bytes() as u64).sum(),
+            shared: models().map(|model| model.shared_bytes() as u64).sum(),
         }
     }
 

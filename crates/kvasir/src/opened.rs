@@ -5,12 +5,13 @@ use crate::draft_model::OpenedDraft;
 use crate::error::Error;
 use crate::model_files::ModelFiles;
 use crate::speculation::{Speculation, method::DraftTarget};
+use kvasir_cpu::PackedFile;
 use kvasir_formats::{Checkpoint, DType, TextFiles, Tokenizer};
 use kvasir_kv::Token;
 use kvasir_program::{Model, Program, Source};
 use kvasir_sim::TokenList;
 use serde_json::Value as Json;
-use std::{collections::HashSet, path::Path};
+use std::{collections::HashSet, path::Path, sync::Arc};
 
 /// A checkpoint with its programs, validated against each other. Weights are not unpacked yet.
 pub struct OpenedModel {
@@ -28,6 +29,8 @@ pub struct OpenedModel {
     pub(crate) watch: LoadWatch,
     /// Data type of random weights, instead of those of the checkpoint.
     pub(crate) random: Option<DType>,
+    /// The file that processes pack their weights into, if they share them.
+    pub(crate) packed_file: Option<Arc<PackedFile>>,
 }
 
 /// A safetensors file without tensors: the length of its header, and the header.
@@ -80,6 +83,7 @@ impl OpenedModel {
             is_built_in: false,
             watch,
             random: None,
+            packed_file: None,
         }
     }
 
@@ -133,6 +137,12 @@ impl OpenedModel {
     /// ready, and all of them.
     pub fn watch_load(self, watch: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
         Self { watch: Box::new(watch), ..self }
+    }
+
+    /// Lets [`load`](Self::load) on the CPU backend pack the weights, and those of the draft model, into
+    /// a file that processes share. What another process has packed is taken over.
+    pub fn share_packed(self, file: Arc<PackedFile>) -> Self {
+        Self { packed_file: Some(file), ..self }
     }
 
     /// End-of-sequence token ids: of `generation_config.json`, else of the config.

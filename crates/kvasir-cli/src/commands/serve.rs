@@ -164,7 +164,16 @@ impl Args {
 
     /// Two startup log lines: compute and KV cache; access and limits.
     fn summary(&self, started: &Started, keys: &Keys, peer_connections: usize) -> [String; 2] {
-        let EngineFacts { slots, is_capped, max_len, kv: (kv, slot), arithmetic, .. } = &started.facts;
+        let EngineFacts {
+            slots,
+            is_capped,
+            max_len,
+            kv: (kv, slot),
+            packed_bytes,
+            shared_bytes,
+            arithmetic,
+            ..
+        } = &started.facts;
         let (slots, max_len, engines) = (*slots, *max_len, self.fleet.replicas());
         let computes = match engines {
             Some(1) => format!("1 process of {arithmetic}"),
@@ -175,10 +184,23 @@ impl Args {
             1 => computes,
             ranks => format!("{computes} and {ranks} ranks"),
         };
+        let packed = match (*packed_bytes - *shared_bytes, *shared_bytes) {
+            (0, 0) => String::new(),
+            (0, shared) => format!("; weights {:.2} GB, shared", shared as f64 / 1e9),
+            (private, 0) if engines.is_some() => {
+                format!("; weights {:.2} GB in each process", private as f64 / 1e9)
+            }
+            (_, 0) => String::new(),
+            (private, shared) => format!(
+                "; weights {:.2} GB, shared, and {:.2} GB in each process",
+                shared as f64 / 1e9,
+                private as f64 / 1e9
+            ),
+        };
         let cap = if *is_capped { ", capped by default (--kv-capacity N)" } else { "" };
         let gigabytes = f64::from(slots) * *slot as f64 / 1e9;
         let computes = format!(
-            "{computes}; K and V as {kv}, {gigabytes:.2} GB{cap}; contexts of up to {max_len} tokens"
+            "{computes}{packed}; K and V as {kv}, {gigabytes:.2} GB{cap}; contexts of up to {max_len} tokens"
         );
         let key_count = match (keys.count() as u64, keys.has_admin()) {
             (0, _) => "no API keys".into(),

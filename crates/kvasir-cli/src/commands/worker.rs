@@ -4,7 +4,12 @@
 use crate::commands::{Command, CommandLine, rank};
 use crate::io::failure::Failure;
 use crate::options::fleet::RankControl;
-use crate::startup::{EngineFacts, Leader, ReadyEngine, build_model, identity, record_kv_events};
+use crate::options::sampling::SamplingArgs;
+use crate::startup::{
+    EngineFacts, Leader, MakeCommand, ReadyEngine, build_model, identity, packed_key, record_kv_events,
+};
+use kvasir::{LoadedModel, PackedFile};
+use kvasir_chat::ChatModel;
 use kvasir_engine::Route;
 use kvasir_fleet::{
     Affinity, CommandLog, Facts, GroupConfig, Identity, RankGroup, WorkerCommand, WorkerConfig, run_worker,
@@ -13,9 +18,10 @@ use kvasir_serve::metrics::EngineMetrics;
 use std::{
     env,
     ffi::OsString,
+    os::fd::AsRawFd,
     path::PathBuf,
     process::{self, ExitCode},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     thread,
     time::Duration,
 };
@@ -34,23 +40,29 @@ pub(crate) struct Args {
     /// Number of earlier worker processes of this replica
     #[arg(long)]
     generation: u32,
+    /// Inherited descriptor of the file of packed weights
+    #[arg(long)]
+    packed_weights: Option<i32>,
     /// Arguments of the server, its name first
     #[arg(last = true)]
     arguments: Vec<OsString>,
 }
 
 /// The command that starts a worker of a `serve` with these arguments.
-pub(crate) fn command(arguments: Vec<OsString>) -> Result<WorkerCommand, Failure> {
+pub(crate) fn command(arguments: Vec<OsString>) -> Result<MakeCommand, Failure> {
     let program = env::current_exe().map_err(Failure::failed)?;
-    Ok(WorkerCommand {
+    Ok(Box::new(|packed_file| WorkerCommand {
         program,
         arguments: Box::new(move |directory, replica, generation| {
             let address = ["worker".into(), "--directory".into(), directory.into(), "--replica".into()];
             let numbers = [replica.to_string().into(), "--generation".into(), generation.to_string().into()];
-            let address = address.into_iter().chain(numbers).chain(["--".into()]);
+            // The closure owns the file: each worker inherits its descriptor.
+            let packed = packed_file.as_ref().map(|file| file.as_raw_fd().to_string().into());
+            let packed = packed.into_iter().flat_map(|file| ["--packed-weights".into(), file]);
+            let address = address.into_iter().chain(numbers).chain(packed).chain(["--".into()]);
             address.chain(arguments.iter().cloned()).collect()
         }),
-    })
+    }))
 }
 
 /// Starts the other ranks of an engine. The process ends when one of them does: an idle engine would not
@@ -86,6 +98,14 @@ impl Args {
         let engines = fleet.replicas().unwrap_or(1);
         let opened = model.open()?;
         let identity = identity(&opened, &model, &options);
+        let opened = match self.packed_weights.map(|file| PackedFile::open(file, packed_key(&identity))) {
+            Some(Ok(file)) => opened.share_packed(Arc::new(file)),
+            Some(Err(error)) => {
+                eprintln!("kvasir: replica {} packs the weights for itself: {error}", self.replica);
+                opened
+            }
+            None => opened,
+        };
         let ranks = fleet.ranks();
         let mut group = match ranks {
             1 => None,
@@ -106,9 +126,7 @@ impl Args {
         let commands = group.as_ref().filter(|_| by_requests).map(|group| CommandLog::new(group.member()));
         let ReadyEngine { engine, loaded, facts, .. } = ready;
         let EngineFacts { slots, max_len, .. } = facts;
-        let hidden = loaded.tells_hidden();
-        let chat = build_model(String::new(), &loaded.opened, hidden, &sampling_args, None, max_len)?.chat;
-        drop(loaded);
+        let chat = LazyChat { loaded, sampling_args, max_len, model: OnceLock::new() };
         let metrics = Arc::new(EngineMetrics::default());
         let mut engine = engine.observe(metrics.observer());
         if publishes {
@@ -129,11 +147,38 @@ impl Args {
             affinity,
             facts: Facts { slots, block_size, max_len, cut_obstacle, more },
             build: Box::new(move |recipe, prompt, canceled| {
-                chat.follow_recipe(recipe, prompt, canceled).ok()
+                chat.get()?.follow_recipe(recipe, prompt, canceled).ok()
             }),
             counters: Box::new(move || metrics.snapshot()),
         };
         run_worker(config, &mut engine).map_err(Failure::failed)?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Tokenizer and chat template of a worker, loaded for its first constraint. Other requests arrive as
+/// tokens, and a tokenizer may take more memory than all else that a worker does not share.
+struct LazyChat {
+    loaded: LoadedModel,
+    sampling_args: SamplingArgs,
+    max_len: u32,
+    model: OnceLock<Option<ChatModel>>,
+}
+
+impl LazyChat {
+    /// The loaded model; `None` if it cannot be loaded. The server has loaded the same files.
+    fn get(&self) -> Option<&ChatModel> {
+        let load = || {
+            let (opened, hidden) = (&self.loaded.opened, self.loaded.tells_hidden());
+            build_model(String::new(), opened, hidden, &self.sampling_args, None, self.max_len)
+        };
+        let model = self.model.get_or_init(|| match load() {
+            Ok(model) => Some(model.chat),
+            Err(failure) => {
+                eprintln!("kvasir: a worker cannot load the tokenizer: {failure}");
+                None
+            }
+        });
+        model.as_ref()
     }
 }

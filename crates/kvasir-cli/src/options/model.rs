@@ -176,7 +176,7 @@ enum Precision {
 
 impl ComputeArgs {
     /// Whether the CPU kernels compute.
-    fn is_on_cpu(&self) -> bool {
+    pub(crate) fn is_on_cpu(&self) -> bool {
         matches!(self.backend, Backend::Auto | Backend::Cpu)
     }
 

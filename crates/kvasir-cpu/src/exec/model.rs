@@ -6,7 +6,8 @@
 //! 3. `pack` packs everything at once, and so does a dummy step (`pack_for_warm_up`).
 //!
 //! Packed and unpacked panels have the same bytes, so results do not change. Mapped pages are
-//! released once packed: a model is never in memory twice. Executors share a model through an
+//! released once packed: a model is never in memory twice. With a `PackedFile`, processes pack the
+//! model together: a step takes over what others have packed, and skips what they are packing. Executors share a model through an
 //! `Arc`; packing takes a lock, and kernels see it only through the atomics of `panels`.
 //! `tests/checkpoints.rs` compares every recorded checkpoint.
 
@@ -15,7 +16,9 @@ use crate::isa::features::Isa;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::threads::pool::ThreadPool;
 use crate::weights::linear::{Form, Linear, OpWeights};
-use crate::weights::packer::{Packer, out_of_memory};
+use crate::weights::packed_file::{PATIENCE, POLL, PackedFile};
+use crate::weights::packer::Packer;
+use crate::weights::panels::out_of_memory;
 use crate::weights::precision::Precision;
 use crate::weights::source::WeightSource;
 use kvasir_formats::Error;
@@ -24,6 +27,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Instant;
 
 /// One program with its weights ready for the kernels. Immutable but for lazy packing; any number
 /// of executors with different caches and pools share it.
@@ -52,6 +57,20 @@ pub struct CpuModel {
     pub(crate) ops_run: AtomicUsize,
 }
 
+/// How a model is loaded.
+pub struct LoadOptions<'a> {
+    /// Receives the number of ops whose weights are ready, and that of all.
+    pub watch: &'a dyn Fn(usize, usize),
+    /// The file that processes pack their weights into, if they share them.
+    pub packed_file: Option<Arc<PackedFile>>,
+}
+
+impl Default for LoadOptions<'_> {
+    fn default() -> Self {
+        Self { watch: &|_, _| {}, packed_file: None }
+    }
+}
+
 /// Each step packs the total divided by this, but at least `LEAST_PACKED` bytes.
 const PACKED_PER_STEP: usize = 4;
 const LEAST_PACKED: usize = 16 << 20;
@@ -66,22 +85,21 @@ impl CpuModel {
         precision: Precision,
         threads: Arc<ThreadPool>,
     ) -> Result<Self, Error> {
-        Self::load_watched(program, source, precision, threads, &|_, _| {})
+        Self::load_with(program, source, precision, threads, LoadOptions::default())
     }
 
-    /// Loads the weights as `load` does. `watch` receives the number of ops whose weights are ready,
-    /// and that of all.
-    pub fn load_watched(
+    /// Loads the weights as `load` does, with options.
+    pub fn load_with(
         program: &Program,
         source: Arc<dyn WeightSource + Send + Sync>,
         precision: Precision,
         threads: Arc<ThreadPool>,
-        watch: &dyn Fn(usize, usize),
+        LoadOptions { watch, packed_file }: LoadOptions<'_>,
     ) -> Result<Self, Error> {
         let whole = program;
         let program = whole.sampled_early(&[]);
         let precision = precision.min(Precision::least(whole, &*source)?);
-        let mut packer = Packer::new(&threads, whole, &source, precision);
+        let mut packer = Packer::new(&threads, whole, &source, precision, packed_file);
         let mut weights: Vec<_> = program.ops.iter().map(|_| OpWeights::None).collect();
         let mut vectors = BTreeMap::new();
         // Mapped pages are released once packed, so a model is never in memory twice. The LM head,
@@ -125,16 +143,27 @@ impl CpuModel {
         self.ops_run.load(Ordering::Relaxed) as f64 / self.program.ops.len().max(1) as f64
     }
 
-    /// Packs all matrices that are still read in place. Afterwards steps run at full speed.
+    /// Packs all matrices that are still read in place. Afterwards steps run at full speed. Matrices
+    /// that another process packs without progress stay as they are.
     pub fn pack(&self) -> Result<(), Error> {
         let mut packed = self.packed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        *packed = self.pack_some(usize::MAX).map_err(out_of_memory)?;
+        *packed = self.pack_all().map_err(out_of_memory)?;
         Ok(())
     }
 
     /// Memory that packing has yet to take, in bytes.
     pub fn unpacked_bytes(&self) -> usize {
         self.linears().map(|l| l.packed.unpacked_bytes()).sum()
+    }
+
+    /// Bytes of all matrices when packed.
+    pub fn packed_bytes(&self) -> usize {
+        self.linears().map(|l| l.packed.bytes()).sum()
+    }
+
+    /// Bytes of those matrices, packed, that processes share.
+    pub fn shared_bytes(&self) -> usize {
+        self.linears().filter(|l| l.packed.is_shared()).map(|l| l.packed.bytes()).sum()
     }
 
     /// Packs some matrices before a step, unless it is the first step or another thread is packing.
@@ -145,8 +174,8 @@ impl CpuModel {
         }
         let Ok(mut packed) = self.packed.try_lock() else { return };
         if !*packed {
-            let all: usize = self.linears().map(|l| l.packed.bytes()).sum();
-            *packed = self.pack_some((all / PACKED_PER_STEP).max(LEAST_PACKED)).unwrap_or(true);
+            *packed =
+                self.pack_some((self.packed_bytes() / PACKED_PER_STEP).max(LEAST_PACKED)).unwrap_or(true);
         }
     }
 
@@ -156,22 +185,46 @@ impl CpuModel {
         self.used.store(true, Ordering::Relaxed);
         let mut packed = self.packed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if !*packed {
-            *packed = self.pack_some(usize::MAX).unwrap_or(true);
+            *packed = self.pack_all().unwrap_or(true);
         }
     }
 
-    /// Packs at least `bytes` bytes of panels; returns whether nothing is left to pack.
+    /// Packs all panels, and waits for those that other processes pack, unless they make no progress.
+    /// Returns whether all is packed.
+    fn pack_all(&self) -> io::Result<bool> {
+        let (mut left, mut progress) = (usize::MAX, Instant::now());
+        while !self.pack_some(usize::MAX)? {
+            let unpacked = self.unpacked_bytes();
+            if unpacked < left {
+                (left, progress) = (unpacked, Instant::now());
+            } else if progress.elapsed() > PATIENCE {
+                return Ok(false);
+            }
+            thread::sleep(POLL);
+        }
+        Ok(true)
+    }
+
+    /// Packs at least `bytes` bytes of panels; returns whether nothing is left to pack. Skips matrices
+    /// that other processes are packing.
     fn pack_some(&self, bytes: usize) -> io::Result<bool> {
-        let mut left = bytes;
+        let (mut left, mut is_packed) = (bytes, true);
         for l in self.linears() {
+            l.packed.adopt();
             while !l.packed.is_packed() {
                 if left == 0 {
                     return Ok(false);
                 }
-                left = left.saturating_sub(l.packed.pack_some(&self.threads, left)?);
+                match l.packed.pack_some(&self.threads, left)? {
+                    0 => {
+                        is_packed = false;
+                        break;
+                    }
+                    packed => left = left.saturating_sub(packed),
+                }
             }
         }
-        Ok(true)
+        Ok(is_packed)
     }
 
     /// Keeps the activations behind these taps, so that `CpuExecutor::tap` can return them after a

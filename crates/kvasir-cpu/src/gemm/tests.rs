@@ -22,10 +22,11 @@ fn every_level_and_number_of_rows_gives_the_same_bits() {
     for (outputs, inputs) in [(40, 96), (16, 32), (77, 200)] {
         let threads = ThreadPool::new(2);
         let row = |n: usize, out: &mut [f32]| {
-            out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i))
+            out.iter_mut().enumerate().for_each(|(i, v)| *v = value(n * 7919 + i));
+            Ok(())
         };
-        let w = Bf16Panels::rounded(&threads, (outputs, inputs), &row).unwrap();
-        let wide = F32Panels::numbers(&threads, (outputs, inputs), Width::F32, &row).unwrap();
+        let w = Bf16Panels::rounded(&threads, (outputs, inputs), None, &row).unwrap();
+        let wide = F32Panels::numbers(&threads, (outputs, inputs), Width::F32, None, &row).unwrap();
         let values: Vec<f32> = (0..70 * inputs).map(|i| value(i + 1_000_000)).collect();
         let [once, twice, whole] = [Bf16Terms::One, Bf16Terms::Two, Bf16Terms::Whole].map(|terms| {
             let x = Bf16Activations::new(70, inputs, terms).unwrap();
@@ -91,14 +92,21 @@ fn rows_read_in_place_give_the_bits_of_packed_ones() {
         }
         let mut stored = vec![0.0; values.len()];
         encoding::dequantize(dtype, &bytes, &mut stored).unwrap();
-        let row = |n: usize, out: &mut [f32]| out.copy_from_slice(&stored[n * inputs..][..inputs]);
+        let row = |n: usize, out: &mut [f32]| {
+            out.copy_from_slice(&stored[n * inputs..][..inputs]);
+            Ok(())
+        };
         let floats = || {
             let rows = MemoryRows { step: bytes.len() / outputs, bytes: bytes.clone() };
-            Bf16Panels::floats(dtype, (outputs, inputs), rows)
+            Bf16Panels::floats(dtype, (outputs, inputs), rows, None)
         };
         let (w, packed, terms) = match dtype {
             DType::F16 => (floats(), floats(), Bf16Terms::Whole),
-            _ => (floats(), Bf16Panels::rounded(&threads, (outputs, inputs), &row).unwrap(), Bf16Terms::One),
+            _ => (
+                floats(),
+                Bf16Panels::rounded(&threads, (outputs, inputs), None, &row).unwrap(),
+                Bf16Terms::One,
+            ),
         };
         while packed.pack_some(&threads, usize::MAX).unwrap() > 0 {}
         let x = Bf16Activations::new(70, inputs, terms).unwrap();
@@ -135,7 +143,7 @@ fn f16_weights_are_multiplied_unrounded() {
         .map(|i| half::f16::from_f32(value(i) * if i % 7 == 0 { 1e-6 } else { 1.0 }).to_f32())
         .collect();
     let bytes = weights.iter().flat_map(|w| half::f16::from_f32(*w).to_le_bytes()).collect();
-    let w = Bf16Panels::floats(DType::F16, (outputs, inputs), MemoryRows { step: inputs * 2, bytes });
+    let w = Bf16Panels::floats(DType::F16, (outputs, inputs), MemoryRows { step: inputs * 2, bytes }, None);
     let x = Bf16Activations::new(rows, inputs, Bf16Terms::Whole).unwrap();
     let values: Vec<f32> = (0..rows * inputs).map(|i| value(i + 1_000_000)).collect();
     for (r, row) in values.chunks_exact(inputs).enumerate() {

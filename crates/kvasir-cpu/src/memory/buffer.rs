@@ -1,5 +1,5 @@
-//! Zeroed, aligned, anonymous memory mappings for weights and activations, in huge pages where
-//! possible.
+//! Zeroed, aligned memory mappings for weights and activations, in huge pages where possible: anonymous
+//! ones, and parts of files in memory (`memfd.rs`).
 //!
 //! Small matrices share one region per 256 MiB, because a matrix alone is often smaller than a huge
 //! page. A region is unmapped with its last buffer; a buffer that is dropped earlier returns its
@@ -28,14 +28,14 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 /// Bytes past the end that vector loads may read.
-const TAIL: usize = 256;
+pub(crate) const TAIL: usize = 256;
 /// Minimum size of a region that huge-page buffers share.
 const REGION: usize = 256 << 20;
 /// Size of a transparent huge page.
-const HUGE_PAGE: usize = 2 << 20;
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 /// Granularity of buffers within a region: the largest base page of the target's systems, because
 /// dropping works on whole pages.
-const PAGE: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 << 10 };
+pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4096 } else { 64 << 10 };
 
 /// The region being filled: mapping, next free offset, end.
 static FILLING: Mutex<Option<(Arc<MmapMut>, usize, usize)>> = Mutex::new(None);
@@ -65,6 +65,12 @@ impl Buffer {
         let base = region.as_ptr().wrapping_add(*at).cast_mut();
         *at += taken;
         Ok(Self { base, len, region: Arc::clone(region) })
+    }
+
+    /// `len` bytes of `region` from `at`, which belong to no other buffer of this process. `region`
+    /// holds `TAIL` bytes more.
+    pub(crate) fn in_region(region: Arc<MmapMut>, at: usize, len: usize) -> Self {
+        Self { base: region.as_ptr().wrapping_add(at).cast_mut(), len, region }
     }
 
     /// Advises huge pages for `range`, which is about to be filled. Only whole huge pages within
@@ -135,7 +141,8 @@ impl Drop for Buffer {
     }
 }
 
-fn map(len: usize) -> io::Result<MmapMut> {
+/// Maps `len` bytes of zeros.
+pub(crate) fn map(len: usize) -> io::Result<MmapMut> {
     MmapOptions::new().len(len).no_reserve_swap().map_anon()
 }
 

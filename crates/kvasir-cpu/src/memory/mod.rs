@@ -1,7 +1,8 @@
-//! Memory: mapped buffers, lists aligned to cache lines, and the KV cache pools.
+//! Memory: mapped buffers, lists aligned to cache lines, files in memory, and the KV cache pools.
 //!
 //! Knows no kernel; builds on `isa`.
 
 pub(crate) mod aligned;
 pub(crate) mod buffer;
 pub(crate) mod kv_pool;
+pub(crate) mod memfd;

@@ -11,12 +11,13 @@ use crate::isa::tile::{LANES, STEP, transpose_rows};
 use crate::memory::aligned::AlignedVec;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
+use crate::weights::packed_file::MatrixId;
 use crate::weights::panels::{
     EncodedPanel, EncodedRows, PanelLayout, PanelReader, PanelScratch, Panels, RowScratch,
     next_panel_distance,
 };
-use kvasir_formats::{DType, encoding};
-use std::io;
+use kvasir_formats::{DType, Error, encoding};
+use std::convert::Infallible;
 
 /// Panel layout: tiles of 32 inputs x 16 outputs, each 16 rows of bf16 input pairs (VNNI).
 pub(crate) struct Bf16Layout {
@@ -85,7 +86,7 @@ impl PanelLayout for Bf16Layout {
         let Some(dtype) = self.stored.filter(|dtype| !matches!(dtype, DType::BF16 | DType::F16)) else {
             return lay(isa, rows, out);
         };
-        self.round(isa, out, scratch, |lane, values| {
+        let rounded: Result<(), Infallible> = self.round(isa, out, scratch, |lane, values| {
             // Row lengths were checked against the type when the file was opened. Rows past the end
             // of the matrix are empty.
             let row = rows[lane];
@@ -93,25 +94,34 @@ impl PanelLayout for Bf16Layout {
             if encoding::dequantize(dtype, row, &mut values[..inputs]).is_err() {
                 values.fill(f32::NAN);
             }
+            Ok(())
         });
+        let Ok(()) = rounded;
     }
 }
 
 impl Bf16Layout {
     /// Builds a panel from the f32 values that `row(lane, values)` writes, rounded to bf16.
-    fn round(&self, isa: Isa, out: &mut [u8], scratch: &mut RowScratch, row: impl Fn(usize, &mut [f32])) {
+    fn round<E>(
+        &self,
+        isa: Isa,
+        out: &mut [u8],
+        scratch: &mut RowScratch,
+        row: impl Fn(usize, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let (len, RowScratch { values, bits }) = (self.steps * STEP, scratch);
         values.resize(len, 0.0);
         bits.resize(LANES * len, 0);
         let mut rows: EncodedPanel<'_> = [&[]; LANES];
         for (lane, (bits, bytes)) in bits.chunks_exact_mut(len).zip(&mut rows).enumerate() {
             values.fill(0.0);
-            row(lane, values);
+            row(lane, values)?;
             round_to_bf16(isa, values, bits);
             // SAFETY: u16 has no padding, so its bytes are initialized.
             *bytes = unsafe { std::slice::from_raw_parts(bits.as_ptr().cast(), size_of_val(bits)) };
         }
         lay(isa, &rows, out);
+        Ok(())
     }
 }
 
@@ -121,26 +131,27 @@ impl Bf16Panels {
         dtype: DType,
         (outputs, inputs): (usize, usize),
         rows: impl EncodedRows + 'static,
+        id: Option<MatrixId>,
     ) -> Self {
         let is_f16 = dtype == DType::F16;
         let kind = Bf16Layout { stored: Some(dtype), is_f16, steps: inputs.div_ceil(STEP) };
-        Self::unpacked(kind, outputs, rows)
+        Self::unpacked(kind, outputs, rows, id)
     }
 
     /// Packs a matrix whose row `n` is written by `row(n, values)`, rounded to bf16.
     pub(crate) fn rounded(
         threads: &ThreadPool,
         (outputs, inputs): (usize, usize),
-        row: &(dyn Fn(usize, &mut [f32]) + Sync),
-    ) -> io::Result<Self> {
+        id: Option<MatrixId>,
+        row: &(dyn Fn(usize, &mut [f32]) -> Result<(), Error> + Sync),
+    ) -> Result<Self, Error> {
         let kind = Bf16Layout { stored: None, is_f16: false, steps: inputs.div_ceil(STEP) };
         let isa = Isa::detect();
-        Self::packed(kind, outputs, threads, |kind, panel, out, scratch| {
-            kind.round(isa, out, scratch, |lane, values| {
-                if panel * LANES + lane < outputs {
-                    row(panel * LANES + lane, &mut values[..inputs]);
-                }
-            });
+        Self::packed(kind, outputs, threads, id, |kind, panel, out, scratch| {
+            kind.round(isa, out, scratch, |lane, values| match panel * LANES + lane {
+                n if n < outputs => row(n, &mut values[..inputs]),
+                _ => Ok(()),
+            })
         })
     }
 }

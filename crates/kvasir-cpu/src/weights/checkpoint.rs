@@ -70,6 +70,10 @@ impl WeightSource for Checkpoint {
         true
     }
 
+    fn fingerprint(&self) -> Option<u64> {
+        Some(Checkpoint::fingerprint(self))
+    }
+
     fn will_read(&self, name: &str, rows: Range<usize>) {
         Checkpoint::prefault(self, name, rows);
     }

@@ -41,12 +41,30 @@ pub(crate) enum Packed {
 
 impl Packed {
     /// Packs about `bytes` more of a matrix that is still read in place. Returns the bytes packed;
-    /// zero if all is packed.
+    /// zero if all is packed, or if another process packs the matrix.
     pub(crate) fn pack_some(&self, threads: &ThreadPool, bytes: usize) -> std::io::Result<usize> {
         match self {
             Self::Quant(w) => w.pack_some(threads, bytes),
             Self::Bf16(w) => w.pack_some(threads, bytes),
             Self::F32(w) => w.pack_some(threads, bytes),
+        }
+    }
+
+    /// Takes over the panels that other processes have packed.
+    pub(crate) fn adopt(&self) {
+        match self {
+            Self::Quant(w) => w.adopt(),
+            Self::Bf16(w) => w.adopt(),
+            Self::F32(w) => w.adopt(),
+        }
+    }
+
+    /// Whether the panels are those of a file that processes share.
+    pub(crate) fn is_shared(&self) -> bool {
+        match self {
+            Self::Quant(w) => w.is_shared(),
+            Self::Bf16(w) => w.is_shared(),
+            Self::F32(w) => w.is_shared(),
         }
     }
 
@@ -78,7 +96,7 @@ impl Packed {
         }
     }
 
-    /// Bytes of the panels that are not packed yet.
+    /// Bytes of the panels that no process has packed yet.
     pub(crate) fn unpacked_bytes(&self) -> usize {
         match self {
             Self::Quant(w) => w.unpacked_bytes(),

@@ -2,6 +2,7 @@
 //!
 //! - `source.rs`, `checkpoint.rs`, `random.rs`: where weights come from. `precision.rs`: the
 //!   arithmetic that they need.
+//! - `packed_file.rs`: packed weights that processes share.
 //! - `panels.rs`: panels of any format, read in place until packed. `quant/`, `bf16.rs`, `f32/`: the
 //!   formats.
 //! - `packer.rs`: picks a format per matrix. `linear.rs`: the packed matrices of ops.
@@ -12,6 +13,7 @@ pub(crate) mod bf16;
 pub(crate) mod checkpoint;
 pub(crate) mod f32;
 pub(crate) mod linear;
+pub(crate) mod packed_file;
 pub(crate) mod packer;
 pub(crate) mod panels;
 pub(crate) mod precision;

@@ -11,6 +11,8 @@
 //! until they are packed, a part at each step (`in_place`). Of transposed or strided views, the stored
 //! rows that they touch are dequantized first (`pack_dense`). Pages of the file are released once a
 //! matrix is packed.
+//!
+//! With a `PackedFile`, processes share the panels of weights whose source has a fingerprint.
 
 use crate::threads::pool::ThreadPool;
 use crate::weights::bf16::Bf16Panels;
@@ -18,14 +20,16 @@ use crate::weights::f32::panels::F32Panels;
 use crate::weights::f32::width::Width;
 use crate::weights::f32::{PART, fp8, mxfp4};
 use crate::weights::linear::{Linear, Packed};
-use crate::weights::panels::{EncodedRows, RowBytes};
+use crate::weights::packed_file::{MatrixId, PackedFile};
+use crate::weights::panels::{EncodedRows, RowBytes, out_of_memory};
 use crate::weights::precision::Precision;
 use crate::weights::quant::panels::QuantPanels;
 use crate::weights::source::{Scaled, Source};
 use kvasir_formats::{DType, Error};
 use kvasir_program::{Matrices, Matrix, Program, Role, StoredRows, Vector, WeightId};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Rows `first + n * step` of a stored weight, or the same bytes of each, looked up by name whenever
 /// they are read.
@@ -90,6 +94,8 @@ pub(crate) struct Packer<'a> {
     pub(crate) program: &'a Program,
     pub(crate) source: &'a Arc<Source>,
     pub(crate) precision: Precision,
+    /// The file that the panels are packed into, and the fingerprint of the source.
+    shared: Option<(Arc<PackedFile>, u64)>,
     unpacked: Option<Dequantized>,
 }
 
@@ -99,8 +105,21 @@ impl<'a> Packer<'a> {
         program: &'a Program,
         source: &'a Arc<Source>,
         precision: Precision,
+        file: Option<Arc<PackedFile>>,
     ) -> Self {
-        Self { threads, program, source, precision, unpacked: None }
+        let shared = file.zip(source.fingerprint());
+        Self { threads, program, source, precision, shared, unpacked: None }
+    }
+
+    /// Where the panels of a matrix are shared: by the hash of all that their bytes follow from.
+    fn id(&self, m: &Matrix) -> Option<MatrixId> {
+        let (file, fingerprint) = self.shared.as_ref()?;
+        let weight = self.program.weight(self.program.resolve(m.weight));
+        let mut hasher = DefaultHasher::new();
+        (fingerprint, self.precision, &weight.name, &weight.shape).hash(&mut hasher);
+        format!("{:?}", weight.role).hash(&mut hasher);
+        (m.offset, m.outputs, m.output_stride, m.inputs, m.input_stride).hash(&mut hasher);
+        Some(MatrixId { file: Arc::clone(file), hash: hasher.finish() })
     }
 
     /// Dequantizes a whole weight to f32 and releases its file pages.
@@ -206,25 +225,16 @@ impl<'a> Packer<'a> {
                 match codes {
                     Some(packed) => packed,
                     None if !wide && stored.is_some() => self.in_place(*dtype, m, lying, row_len)?,
-                    None => {
-                        let failed = OnceLock::new();
-                        let read = |n: usize, out: &mut [f32]| {
-                            if let Err(why) = self.source.row(name, shape, first + n * step, out) {
-                                // The first error is reported; later rows of a failed matrix do not
-                                // matter.
-                                let _ = failed.set(why);
-                            }
-                        };
-                        let packed = self.pack(wide.then_some(Width::of(*dtype)), m, &|n, out| {
-                            if out.len() == row_len {
-                                return read(n, out);
-                            }
-                            let mut whole = vec![0.0; row_len];
-                            read(n, &mut whole);
-                            out.copy_from_slice(&whole[columns.clone()]);
-                        })?;
-                        failed.into_inner().map_or(Ok(packed), Err)?
-                    }
+                    None => self.pack(wide.then_some(Width::of(*dtype)), m, &|n, out| {
+                        let row = first + n * step;
+                        if out.len() == row_len {
+                            return self.source.row(name, shape, row, out);
+                        }
+                        let mut whole = vec![0.0; row_len];
+                        self.source.row(name, shape, row, &mut whole)?;
+                        out.copy_from_slice(&whole[columns.clone()]);
+                        Ok(())
+                    })?,
                 }
             }
         };
@@ -250,9 +260,11 @@ impl<'a> Packer<'a> {
         let part = (columns.len() < row_len).then_some(bytes);
         let rows = FileRows { source, name, shape, first, step, part };
         let size = (m.outputs, m.inputs);
-        let packed = match QuantPanels::quantized(dtype, size, rows) {
+        // Waiting for other processes is for matrices that can be read meanwhile.
+        let id = self.id(m).filter(|_| self.source.reads_in_place());
+        let packed = match QuantPanels::quantized(dtype, size, rows, id.as_ref()) {
             Ok(panels) => Packed::Quant(panels),
-            Err(rows) => Packed::Bf16(Bf16Panels::floats(dtype, size, rows)),
+            Err(rows) => Packed::Bf16(Bf16Panels::floats(dtype, size, rows, id)),
         };
         while !self.source.reads_in_place() && !packed.is_packed() {
             packed.pack_some(self.threads, usize::MAX).map_err(out_of_memory)?;
@@ -266,14 +278,13 @@ impl<'a> Packer<'a> {
         &self,
         wide: Option<Width>,
         m: &Matrix,
-        row: &(dyn Fn(usize, &mut [f32]) + Sync),
+        row: &(dyn Fn(usize, &mut [f32]) -> Result<(), Error> + Sync),
     ) -> Result<Packed, Error> {
-        let size = (m.outputs, m.inputs);
-        let packed = match wide {
-            Some(width) => F32Panels::numbers(self.threads, size, width, row).map(Packed::F32),
-            None => Bf16Panels::rounded(self.threads, size, row).map(Packed::Bf16),
-        };
-        packed.map_err(out_of_memory)
+        let (size, id) = ((m.outputs, m.inputs), self.id(m));
+        match wide {
+            Some(width) => F32Panels::numbers(self.threads, size, width, id, row).map(Packed::F32),
+            None => Bf16Panels::rounded(self.threads, size, id, row).map(Packed::Bf16),
+        }
     }
 
     /// Packs FP8 or MXFP4 codes with their scales, without dequantization; `None` if the weight is
@@ -285,7 +296,7 @@ impl<'a> Packer<'a> {
         lying: &StoredRows,
         row_len: usize,
     ) -> Result<Option<Packed>, Error> {
-        let (threads, size) = (self.threads, (m.outputs, m.inputs));
+        let (threads, size, id) = (self.threads, (m.outputs, m.inputs), self.id(m));
         let StoredRows { first, step, columns } = lying;
         let whole = columns.start.is_multiple_of(PART)
             && (columns.end == row_len || columns.end.is_multiple_of(PART));
@@ -293,22 +304,24 @@ impl<'a> Packer<'a> {
         let packed = if !whole {
             return Ok(None);
         } else if let Some(w) = self.source.nibbles(name)?.filter(|w| w.row_len == row_len) {
-            F32Panels::codes(threads, size, Width::Mxfp4, |n, lane, panel, _| {
+            F32Panels::codes(threads, size, Width::Mxfp4, id, |n, lane, panel, _| {
                 let (codes, scales) = (w.row)(first + n * step);
                 let codes = codes.get(columns.start / 2..columns.end / 2).unwrap_or_default();
                 let scales = scales.get(columns.start / PART..columns.end / PART).unwrap_or_default();
                 mxfp4::put_codes(lane, (codes, scales), panel);
+                Ok(())
             })
         } else if let Some(w) = self.source.scaled(name)?.filter(is_scaled) {
-            F32Panels::codes(threads, size, Width::Fp8, |n, lane, panel, _| {
+            F32Panels::codes(threads, size, Width::Fp8, id, |n, lane, panel, _| {
                 let row = first + n * step;
                 let codes = (w.codes.row)(row).get(columns.clone()).unwrap_or_default();
                 fp8::put_codes(lane, codes, |part| w.scale(row, columns.start + part * PART), panel);
+                Ok(())
             })
         } else {
             return Ok(None);
         };
-        packed.map(|packed| Some(Packed::F32(packed))).map_err(out_of_memory)
+        packed.map(|packed| Some(Packed::F32(packed)))
     }
 
     /// Packs a view that does not consist of whole stored rows or blocks, from the dequantized rows
@@ -343,6 +356,7 @@ impl<'a> Packer<'a> {
         let fill = |n: usize, out: &mut [f32]| {
             let from = &values[m.offset - start + n * m.output_stride..];
             out.iter_mut().zip(from.iter().step_by(m.input_stride.max(1))).for_each(|(o, &v)| *o = v);
+            Ok(())
         };
         // Block-scaled widths do not fit strided inputs.
         let width = dtype.filter(|dtype| dtype.block_len() == 1).map_or(Width::F32, Width::of);
@@ -354,8 +368,4 @@ impl<'a> Packer<'a> {
 fn extent(m: &Matrix) -> Range<usize> {
     let last = (m.outputs.max(1) - 1) * m.output_stride + (m.inputs.max(1) - 1) * m.input_stride;
     m.offset..m.offset + last + 1
-}
-
-pub(crate) fn out_of_memory(e: std::io::Error) -> Error {
-    Error::at("", format!("no memory for weights: {e}"))
 }

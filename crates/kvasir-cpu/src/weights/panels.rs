@@ -5,6 +5,9 @@
 //! scratch. `pack_some` packs a prefix of the panels and releases the pages behind it.
 //! Packed and on-the-fly panels have the same bytes (decision 0017).
 //!
+//! The panels are in memory of this process, or in a file that processes share (`packed_file.rs`). Of
+//! shared panels, `adopt` takes over what another process has packed, and `pack_some` packs the rest.
+//!
 //! Ordering: `packing` admits one packer. It writes panels `done ..` and then stores `done` with
 //! Release. Readers load `done` with Acquire and touch packed panels below it only, which are never
 //! written again.
@@ -14,6 +17,8 @@ use crate::memory::aligned::AlignedVec;
 use crate::memory::buffer::Buffer;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
+use crate::weights::packed_file::{MatrixId, SharedPanels};
+use kvasir_formats::Error;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -89,6 +94,8 @@ pub(crate) struct Panels<K> {
     rows: Box<dyn EncodedRows>,
     /// Memory of all panels, once allocated.
     packed: OnceLock<Buffer>,
+    /// Their entry in a file that processes share, which `packed` is then a part of.
+    shared: Option<SharedPanels>,
     /// Length of the packed prefix, in panels; these are never written again.
     done: AtomicUsize,
     /// Held while packing.
@@ -103,53 +110,124 @@ const AT_ONCE: usize = 16 << 20;
 const BROUGHT: usize = 1 << 20;
 
 impl<K: PanelLayout> Panels<K> {
-    /// A matrix that is not packed yet.
-    pub(crate) fn unpacked(kind: K, outputs: usize, rows: impl EncodedRows + 'static) -> Self {
+    /// A matrix that is not packed yet. It is shared if it has an `id`.
+    pub(crate) fn unpacked(
+        kind: K,
+        outputs: usize,
+        rows: impl EncodedRows + 'static,
+        id: Option<MatrixId>,
+    ) -> Self {
         let (rows, packed) = (Box::new(rows), OnceLock::new());
         let (done, packing) = (AtomicUsize::new(0), Mutex::new(()));
-        Self { kind, outputs, rows, packed, done, packing, brought: AtomicBool::new(false) }
+        let brought = AtomicBool::new(false);
+        let all = Self { kind, outputs, rows, packed, shared: None, done, packing, brought };
+        let Some((shared, buffer)) = id.and_then(|id| id.place(all.panels(), all.bytes())) else {
+            return all;
+        };
+        Self { shared: Some(shared), packed: OnceLock::from(buffer), ..all }
     }
 
-    /// A matrix packed at once, in parallel: `make` fills one panel.
+    /// A matrix packed at once, in parallel: `make` fills one panel. If it is shared and another
+    /// process has packed it, nothing is left to do. The first error of `make` is returned.
     pub(crate) fn packed(
         kind: K,
         outputs: usize,
         threads: &ThreadPool,
-        make: impl Fn(&K, usize, &mut [u8], &mut RowScratch) + Sync,
-    ) -> io::Result<Self> {
-        let all = Self::unpacked(kind, outputs, NoRows);
-        let buffer = Buffer::in_huge_pages(all.bytes())?;
-        all.fill(&buffer, threads, 0..all.panels(), &|panel, out, scratch| {
-            make(&all.kind, panel, out, scratch)
-        });
-        // The value is not shared yet.
-        let _ = all.packed.set(buffer);
+        id: Option<MatrixId>,
+        make: impl Fn(&K, usize, &mut [u8], &mut RowScratch) -> Result<(), Error> + Sync,
+    ) -> Result<Self, Error> {
+        let mut all = Self::unpacked(kind, outputs, NoRows, id);
+        let failed = OnceLock::new();
+        let fill = |all: &Self, buffer: &Buffer| {
+            all.fill(buffer, threads, 0..all.panels(), &|panel, out, scratch| {
+                if let Err(why) = make(&all.kind, panel, out, scratch) {
+                    // Later panels of a failed matrix do not matter.
+                    let _ = failed.set(why);
+                }
+            });
+            failed.get().map_or(Ok(()), |why: &Error| Err(why.clone()))
+        };
+        let is_shared = match all.shared.as_ref().zip(all.packed.get()) {
+            Some((shared, buffer)) => {
+                if let Some(lock) = shared.lock()
+                    && shared.done() < all.panels()
+                {
+                    lock.allocate(buffer, 0..all.bytes()).map_err(out_of_memory)?;
+                    fill(&all, buffer)?;
+                    lock.publish(all.panels());
+                }
+                shared.done() == all.panels()
+            }
+            None => false,
+        };
+        if !is_shared {
+            let buffer = Buffer::in_huge_pages(all.bytes()).map_err(out_of_memory)?;
+            fill(&all, &buffer)?;
+            (all.shared, all.packed) = (None, OnceLock::from(buffer));
+        }
         all.done.store(all.panels(), Ordering::Release);
         Ok(all)
     }
 
     /// Packs at least one more panel, up to about `bytes` bytes, and returns the number of bytes.
-    /// Returns 0 if all are packed. Kernels use the packed panels from then on.
+    /// Returns 0 if all are packed, or if another process is packing. Kernels use the packed panels
+    /// from then on.
     pub(crate) fn pack_some(&self, threads: &ThreadPool, bytes: usize) -> io::Result<usize> {
         let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, all, from) = (self.kind.panel_bytes(), self.panels(), self.done());
         if from == all {
             return Ok(0);
         }
+        let lock = match &self.shared {
+            Some(shared) => {
+                let Some(lock) = shared.try_lock() else { return Ok(0) };
+                let adopted = self.adopt_up_to(shared.done());
+                if adopted > 0 {
+                    return Ok(adopted * len);
+                }
+                Some(lock)
+            }
+            None => None,
+        };
         if self.packed.get().is_none() {
             // Cannot fail: the lock is held, and only this function sets it.
             let _ = self.packed.set(Buffer::in_huge_pages(self.bytes())?);
         }
         let Some(buffer) = self.packed.get() else { return Ok(0) };
         let end = all.min(from + (bytes.min(AT_ONCE) / len.max(1)).max(1));
+        if let Some(lock) = &lock {
+            lock.allocate(buffer, from * len..end * len)?;
+        }
         self.rows.lend(&mut |rows| {
             self.fill(buffer, threads, from..end, &|panel, out, scratch| {
                 self.make(panel, rows, out, scratch)
             });
         });
         self.done.store(end, Ordering::Release);
+        if let Some(lock) = lock {
+            lock.publish(end);
+        }
         self.rows.release(from * LANES..self.outputs.min(end * LANES));
         Ok((end - from) * len)
+    }
+
+    /// Takes over the panels that other processes have packed.
+    pub(crate) fn adopt(&self) {
+        if let Some(shared) = self.shared.as_ref().filter(|_| !self.is_packed()) {
+            let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
+            self.adopt_up_to(shared.done());
+        }
+    }
+
+    /// Takes over packed panels up to `end`; returns their number. `packing` must be held.
+    fn adopt_up_to(&self, end: usize) -> usize {
+        let from = self.done();
+        if end <= from {
+            return 0;
+        }
+        self.done.store(end, Ordering::Release);
+        self.rows.release(from * LANES..self.outputs.min(end * LANES));
+        end - from
     }
 
     /// Packs a range of panels in parallel. No reader may have access to them yet.
@@ -187,9 +265,15 @@ impl<K: PanelLayout> Panels<K> {
         self.panels() * self.kind.panel_bytes()
     }
 
-    /// Bytes of the panels that are not packed yet.
+    /// Bytes of the panels that no process has packed yet.
     pub(crate) fn unpacked_bytes(&self) -> usize {
-        (self.panels() - self.done()) * self.kind.panel_bytes()
+        let done = self.shared.as_ref().map_or(0, SharedPanels::done).max(self.done());
+        (self.panels() - done) * self.kind.panel_bytes()
+    }
+
+    /// Whether the panels are those of a file that processes share.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.is_some()
     }
 
     fn make(&self, panel: usize, rows: &RowBytes<'_>, out: &mut [u8], scratch: &mut RowScratch) {
@@ -278,6 +362,10 @@ impl<'a, K: PanelLayout> PanelReader<'a, '_, K> {
             }
         }
     }
+}
+
+pub(crate) fn out_of_memory(e: io::Error) -> Error {
+    Error::at("", format!("no memory for weights: {e}"))
 }
 
 #[cfg(test)]

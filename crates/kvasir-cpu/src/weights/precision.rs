@@ -9,7 +9,7 @@ use kvasir_program::{Op, Program, Role, Weight};
 const MIN_QUANTIZED_EXPERT: usize = 1 << 20;
 
 /// Arithmetic precision of matrix products.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Precision {
     /// f32 arithmetic on the weights as stored.
     F32,

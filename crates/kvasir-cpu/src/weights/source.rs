@@ -83,6 +83,11 @@ pub trait WeightSource: Sync {
     fn reads_in_place(&self) -> bool {
         false
     }
+    /// A hash of the weights, the same in every process; `None` if there is none. With one, processes
+    /// can share packed weights.
+    fn fingerprint(&self) -> Option<u64> {
+        None
+    }
     /// Hint: all of these rows are about to be read (file readahead).
     fn will_read(&self, _name: &str, _rows: Range<usize>) {}
     /// Hint: these rows are not needed for now, and their pages may be released.

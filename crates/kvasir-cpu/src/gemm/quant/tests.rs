@@ -75,7 +75,9 @@ fn case(dtype: DType, outputs: usize, inputs: usize, rows: usize, channels: Chan
     let mut dense = vec![0.0; outputs * inputs];
     encoding::dequantize(dtype, &bytes, &mut dense).unwrap();
     let rows_of = MemoryRows { step: bytes.len() / outputs, bytes };
-    let Ok(w) = QuantPanels::quantized(dtype, (outputs, inputs), rows_of) else { unreachable!("{dtype}") };
+    let Ok(w) = QuantPanels::quantized(dtype, (outputs, inputs), rows_of, None) else {
+        unreachable!("{dtype}")
+    };
     let scales: Vec<f32> = (0..inputs)
         .map(|_| match channels {
             Channels::Outliers if random.one_in(60) => 50.0 + random.below(151) as f32,
@@ -294,7 +296,9 @@ fn mxfp4_scales_span_the_range_of_their_exponents() {
         let mut dense = vec![0.0; outputs * inputs];
         encoding::dequantize(DType::Mxfp4, &bytes, &mut dense).unwrap();
         let rows = MemoryRows { step: bytes.len() / outputs, bytes };
-        let Ok(w) = QuantPanels::quantized(DType::Mxfp4, (outputs, inputs), rows) else { unreachable!() };
+        let Ok(w) = QuantPanels::quantized(DType::Mxfp4, (outputs, inputs), rows, None) else {
+            unreachable!()
+        };
         let x = QuantActivations::new(1, inputs).unwrap();
         let mut row = vec![0.0; inputs];
         // Keeps small and large products within the range of f32.

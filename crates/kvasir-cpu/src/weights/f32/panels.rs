@@ -5,8 +5,9 @@ use crate::isa::tile::LANES;
 use crate::threads::pool::ThreadPool;
 use crate::weights::f32::PART;
 use crate::weights::f32::width::{Width, encode_row};
+use crate::weights::packed_file::MatrixId;
 use crate::weights::panels::{PanelLayout, Panels};
-use std::io;
+use kvasir_formats::Error;
 
 /// Panel layout: parts of [`PART`] inputs x 16 outputs, in the stored width.
 #[derive(Clone, Copy)]
@@ -31,13 +32,15 @@ impl F32Panels {
         threads: &ThreadPool,
         size: (usize, usize),
         width: Width,
-        row: &(dyn Fn(usize, &mut [f32]) + Sync),
-    ) -> io::Result<Self> {
+        id: Option<MatrixId>,
+        row: &(dyn Fn(usize, &mut [f32]) -> Result<(), Error> + Sync),
+    ) -> Result<Self, Error> {
         let isa = Isa::detect();
-        Self::codes(threads, size, width, |n, lane, panel, values| {
+        Self::codes(threads, size, width, id, |n, lane, panel, values| {
             values.resize(size.1, 0.0);
-            row(n, values);
+            row(n, values)?;
             encode_row(isa, width, lane, values, panel);
+            Ok(())
         })
     }
 
@@ -47,13 +50,13 @@ impl F32Panels {
         threads: &ThreadPool,
         (outputs, inputs): (usize, usize),
         width: Width,
-        put: impl Fn(usize, usize, &mut [u8], &mut Vec<f32>) + Sync,
-    ) -> io::Result<Self> {
-        Self::packed(F32Layout { inputs, width }, outputs, threads, |_, panel, out, scratch| {
+        id: Option<MatrixId>,
+        put: impl Fn(usize, usize, &mut [u8], &mut Vec<f32>) -> Result<(), Error> + Sync,
+    ) -> Result<Self, Error> {
+        Self::packed(F32Layout { inputs, width }, outputs, threads, id, |_, panel, out, scratch| {
             let first = panel * LANES;
-            for lane in 0..LANES.min(outputs - first) {
-                put(first + lane, lane, out, &mut scratch.values);
-            }
+            (0..LANES.min(outputs - first))
+                .try_for_each(|lane| put(first + lane, lane, out, &mut scratch.values))
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Quantized weight matrices as panels of blocks, read in place until they are packed.
 
 use crate::isa::features::Isa;
+use crate::weights::packed_file::MatrixId;
 use crate::weights::panels::{EncodedPanel, EncodedRows, PanelLayout, PanelReader, Panels, RowScratch};
 use crate::weights::quant::format::{BLOCK, Format};
 use crate::weights::quant::pack::pack;
@@ -37,8 +38,10 @@ impl QuantPanels {
         dtype: DType,
         (outputs, inputs): (usize, usize),
         rows: R,
+        id: Option<&MatrixId>,
     ) -> Result<Self, R> {
         let Some(format) = Format::of(dtype) else { return Err(rows) };
-        Ok(Self::unpacked(BlockLayout { dtype, format, blocks: inputs.div_ceil(BLOCK) }, outputs, rows))
+        let kind = BlockLayout { dtype, format, blocks: inputs.div_ceil(BLOCK) };
+        Ok(Self::unpacked(kind, outputs, rows, id.cloned()))
     }
 }
