@@ -1,12 +1,13 @@
 //! `kvasir serve --dp`: worker processes give the answers of a single process, also when workers
-//! are killed, suspended, drained or restarted. No process, request, KV slot or file is left over.
+//! are killed, suspended, drained or restarted. They share their packed weights. No process, request,
+//! KV slot or file is left over.
 
-use super::server::{CHAT, COMPLETIONS, JSON, Server};
+use super::server::{CHAT, COMPLETIONS, JSON, Server, model};
 use kvasir_testkit::Random;
 use serde_json::{Value, json};
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -243,6 +244,71 @@ fn draining_and_restarting_replicas_changes_no_answer() {
     let missing = fleet.server.send("POST", "/v1/admin/replicas/2/drain", JSON, "");
     assert_eq!(missing.0, 404, "{}", missing.1);
     assert!(missing.1.contains("ids are 0 to 1"), "{}", missing.1);
+}
+
+/// The mapping of shared weights in a process: inode of its file, and resident and proportional size
+/// in kB.
+fn shared_weights(process: u64) -> (u64, u64, u64) {
+    let text = fs::read_to_string(format!("/proc/{process}/smaps")).unwrap();
+    let (mut inodes, mut sizes, mut is_shared) = (Vec::new(), [0, 0], false);
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if words[0].contains('-') {
+            is_shared = line.contains("memfd:kvasir-weights");
+            inodes.extend(is_shared.then(|| words[4].parse::<u64>().unwrap()));
+        } else if is_shared && let Some(at) = ["Rss:", "Pss:"].iter().position(|name| *name == words[0]) {
+            sizes[at] += words[1].parse::<u64>().unwrap();
+        }
+    }
+    inodes.dedup();
+    assert_eq!(inodes.len(), 1, "{text}");
+    (inodes[0], sizes[0], sizes[1])
+}
+
+/// The tiny model with its tokenizer as a GGUF file of this type.
+fn converted(name: &str, dtype: &str) -> PathBuf {
+    let source = model(&format!("{name}-source"));
+    let folder = source.with_extension("gguf");
+    fs::create_dir_all(&folder).unwrap();
+    let mut convert = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+    convert.arg("convert").arg(&source).arg(folder.join("model.gguf")).args(["--dtype", dtype]);
+    assert!(convert.output().unwrap().status.success());
+    fs::remove_dir_all(&source).unwrap();
+    folder
+}
+
+#[test]
+fn replicas_share_their_packed_weights() {
+    let requests: Vec<_> = (0..24).map(|number| request(number, 60)).collect();
+    // Packed at the start in f32, and while steps run.
+    for dtype in ["f32", "q8_0", "bf16"] {
+        let start = |options: &[&str]| {
+            let options = [&["--threads", "1", "--max-model-len", "512"], options].concat();
+            Server::of_model(converted(&format!("fleet-{dtype}{}", options.len()), dtype), &options, &[])
+        };
+        let alone = start(&[]);
+        let expected = answer_all(&alone, &requests, |_| {});
+        let fleet = Fleet { server: start(&["--dp", "2"]) };
+        assert_eq!(answer_all(&fleet.server, &requests, |_| {}), expected, "{dtype}");
+        let processes = fleet.processes();
+        let [first, second] = [0, 1].map(|n| shared_weights(processes[n]));
+        assert_eq!(first.0, second.0, "{dtype}: one file");
+        let (resident, proportional) = (first.1 + second.1, first.2 + second.2);
+        assert!(resident > 0 && proportional * 4 < resident * 3, "{dtype}: {first:?} {second:?}");
+        // Whatever the moment at which a worker is killed, also while it packs, the next one goes on.
+        let mut random = Random::new(dtype.len() as u64);
+        for restarts in 1..8 {
+            let process = fleet.replicas()[0]["process"].as_u64().unwrap();
+            signal(process, "-KILL");
+            fleet.wait_until("restarted", |replicas| {
+                replicas[0]["restarts"] == restarts && replicas[0]["process"].is_u64()
+            });
+            thread::sleep(Duration::from_millis(random.below(60)));
+        }
+        fleet.wait_until_ready();
+        assert_eq!(answer_all(&fleet.server, &requests, |_| {}), expected, "{dtype}, restarted");
+        assert_eq!(shared_weights(fleet.processes()[0]).0, first.0, "{dtype}: the file outlives workers");
+    }
 }
 
 #[test]

@@ -290,3 +290,211 @@ impl PackingLock<'_> {
         self.panels.file.field(self.panels.entry, 3).store(done as u64, Ordering::Release);
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::isa::tile::LANES;
+    use crate::threads::pool::ThreadPool;
+    use crate::weights::f32::panels::F32Panels;
+    use crate::weights::f32::width::Width;
+    use crate::weights::panels::tests::MemoryRows;
+    use crate::weights::quant::panels::QuantPanels;
+    use kvasir_formats::DType;
+    use kvasir_testkit::Random;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+
+    const INPUTS: usize = 256;
+    const OUTPUTS: usize = 5 * LANES - 3;
+
+    /// The file as another process opens it.
+    fn open(file: &File) -> Arc<PackedFile> {
+        Arc::new(PackedFile::open(file.as_raw_fd(), 7).unwrap())
+    }
+
+    fn quantized(seed: u64, file: Option<&Arc<PackedFile>>) -> QuantPanels {
+        let mut random = Random::new(seed);
+        let step = INPUTS / 32 * 34;
+        let bytes = (0..OUTPUTS * step).map(|_| random.below(256) as u8).collect();
+        let id = file.map(|file| MatrixId { file: Arc::clone(file), hash: seed });
+        let rows = MemoryRows { bytes, step };
+        let Ok(panels) = QuantPanels::quantized(DType::Q8_0, (OUTPUTS, INPUTS), rows, id.as_ref()) else {
+            unreachable!()
+        };
+        panels
+    }
+
+    fn packed_bytes(panels: &QuantPanels) -> Vec<u8> {
+        panels.packed_reader().unwrap().packed_from(0).to_vec()
+    }
+
+    fn expected(seed: u64) -> Vec<u8> {
+        let panels = quantized(seed, None);
+        while panels.pack_some(&ThreadPool::new(1), usize::MAX).unwrap() > 0 {}
+        packed_bytes(&panels)
+    }
+
+    #[test]
+    fn processes_pack_a_matrix_together() {
+        let (file, threads) = (PackedFile::create(7).unwrap(), ThreadPool::new(2));
+        let files = [open(&file), open(&file), open(&file)];
+        for seed in 1..20 {
+            let panels = [0, 1, 2].map(|n| quantized(seed, Some(&files[n])));
+            let mut random = Random::new(seed);
+            while panels[0].unpacked_bytes() > 0 {
+                let packs = &panels[random.below(3) as usize];
+                let before = panels[0].unpacked_bytes();
+                let some = packs.pack_some(&threads, 1).unwrap();
+                // It packs a panel, or takes over what others have packed.
+                let packed = before - panels[0].unpacked_bytes();
+                assert!(some > 0 && (packed == 0 || packed == some), "{some} of {before}");
+            }
+            for panels in panels {
+                panels.adopt();
+                assert!(panels.is_packed() && panels.is_shared());
+                assert_eq!(packed_bytes(&panels), expected(seed));
+                assert_eq!(panels.pack_some(&threads, usize::MAX).unwrap(), 0);
+            }
+        }
+        let late = quantized(5, Some(&files[0]));
+        assert_eq!(late.unpacked_bytes(), 0);
+        late.adopt();
+        assert_eq!(packed_bytes(&late), expected(5));
+    }
+
+    #[test]
+    fn what_another_process_packs_is_skipped() {
+        let (file, threads) = (PackedFile::create(7).unwrap(), ThreadPool::new(1));
+        let (packer, other) = (open(&file), open(&file));
+        let panels = quantized(3, Some(&other));
+        let (shared, _) = MatrixId { file: packer, hash: 3 }.place(panels.panels(), panels.bytes()).unwrap();
+        let lock = shared.try_lock().unwrap();
+        assert!(shared.try_lock().is_none(), "another thread");
+        assert_eq!(panels.pack_some(&threads, usize::MAX).unwrap(), 0);
+        assert!(panels.unpacked_bytes() > 0);
+        drop(lock);
+        assert!(panels.pack_some(&threads, usize::MAX).unwrap() > 0);
+    }
+
+    #[test]
+    fn a_packer_that_ends_leaves_its_matrix_to_others() {
+        let (file, threads) = (PackedFile::create(7).unwrap(), ThreadPool::new(1));
+        let panels = quantized(3, Some(&open(&file)));
+        let packer = open(&file);
+        let (shared, mut buffer) =
+            MatrixId { file: Arc::clone(&packer), hash: 3 }.place(panels.panels(), panels.bytes()).unwrap();
+        std::mem::forget(shared.try_lock().unwrap());
+        buffer.bytes_mut().fill(0xee);
+        assert_eq!(panels.pack_some(&threads, usize::MAX).unwrap(), 0);
+        // Its end closes its descriptor, which releases its locks.
+        drop((shared, buffer));
+        drop(Arc::into_inner(packer).unwrap());
+        while panels.pack_some(&threads, 1).unwrap() > 0 {}
+        assert_eq!(packed_bytes(&panels), expected(3));
+    }
+
+    #[test]
+    fn matrices_packed_at_once_are_made_once() {
+        let (file, threads) = (PackedFile::create(7).unwrap(), ThreadPool::new(2));
+        let made = AtomicUsize::new(0);
+        let pack = |file: &Arc<PackedFile>, fails: bool| {
+            let id = MatrixId { file: Arc::clone(file), hash: 9 };
+            F32Panels::numbers(&threads, (40, 64), Width::F32, Some(id), &|n, out| {
+                made.fetch_add(1, Ordering::Relaxed);
+                out.iter_mut().enumerate().for_each(|(i, v)| *v = (n * 64 + i) as f32);
+                if fails { Err(kvasir_formats::Error::at("row", "missing")) } else { Ok(()) }
+            })
+        };
+        let files = [open(&file), open(&file)];
+        assert!(pack(&files[0], true).is_err());
+        made.store(0, Ordering::Relaxed);
+        let [first, second] = [0, 1].map(|n| pack(&files[n], false).unwrap());
+        assert_eq!(made.load(Ordering::Relaxed), 40, "rows of a failed matrix are not taken over");
+        let bytes = |w: &F32Panels| w.packed_reader().unwrap().packed_from(0).to_vec();
+        assert!(bytes(&first) == bytes(&second) && second.is_packed() && second.is_shared());
+        // A process that holds the lock and makes no progress does not stop the others.
+        let id = MatrixId { file: Arc::clone(&files[0]), hash: 10 };
+        let (shared, _) = id.place(first.panels(), first.bytes()).unwrap();
+        let _lock = shared.try_lock().unwrap();
+        let id = Some(MatrixId { file: Arc::clone(&files[1]), hash: 10 });
+        let alone = F32Panels::numbers(&threads, (40, 64), Width::F32, id, &|_, _| Ok(())).unwrap();
+        assert!(alone.is_packed() && !alone.is_shared());
+    }
+
+    #[test]
+    fn files_of_others_are_refused() {
+        let file = PackedFile::create(7).unwrap();
+        let refused = |file: &File, key| PackedFile::open(file.as_raw_fd(), key).err().unwrap().to_string();
+        assert!(refused(&file, 8).contains("another model"));
+        file.write_all_at(b"other", 0).unwrap();
+        assert!(refused(&file, 7).contains("of this version"));
+        assert!(file.set_len(10).is_err(), "it cannot shrink");
+        let short = memfd::create(c"short").unwrap();
+        assert!(refused(&short, 7).contains("no table"));
+        let on_disk = File::open(std::env::current_exe().unwrap()).unwrap();
+        assert!(PackedFile::open(on_disk.as_raw_fd(), 7).is_err());
+        assert!(PackedFile::open(-1, 7).is_err());
+    }
+
+    #[test]
+    fn wrong_tables_lead_to_private_panels() {
+        for field in 0..ENTRY {
+            for seed in 0..200 {
+                let (file, threads) = (PackedFile::create(7).unwrap(), ThreadPool::new(1));
+                let mut random = Random::new(seed * ENTRY as u64 + field as u64);
+                let packed = quantized(3, Some(&open(&file)));
+                let value = match random.below(4) {
+                    0 => u64::MAX,
+                    1 => u64::from(random.below(1 << 20) as u32),
+                    2 => u64::from(random.below(1 << 30) as u32) * 4096,
+                    _ => u64::MAX - u64::from(random.below(1 << 20) as u32),
+                };
+                file.write_all_at(&value.to_le_bytes(), ((HEADER + field) * 8) as u64).unwrap();
+                let count = random.below(3) * (u64::MAX / 2);
+                if count > 2 && random.below(2) == 0 {
+                    file.write_all_at(&count.to_le_bytes(), 16).unwrap();
+                }
+                let panels = quantized(3, Some(&open(&file)));
+                // A count of packed panels is trusted: nothing else says which bytes are valid.
+                if field != 3 {
+                    while panels.pack_some(&threads, usize::MAX).unwrap() > 0 {}
+                    assert_eq!(packed_bytes(&panels), expected(3), "field {field}, {value}");
+                }
+                drop(packed);
+            }
+        }
+    }
+
+    #[test]
+    fn entries_are_found_again_and_do_not_overlap() {
+        for seed in 0..kvasir_testkit::rounds(20) {
+            let (file, mut random) = (PackedFile::create(7).unwrap(), Random::new(seed));
+            let files = [open(&file), open(&file)];
+            let mut places: Vec<(u64, u64, u64)> = Vec::new();
+            for _ in 0..200 {
+                let user = &files[random.below(2) as usize];
+                let known = random.below(3) == 0 && !places.is_empty();
+                let (hash, bytes) = if known {
+                    let (hash, _, bytes) = random.pick(&places);
+                    (hash, bytes)
+                } else {
+                    let size = [1 << 10, 1 << 22, WINDOW / 3, WINDOW, 2 * WINDOW][random.below(5) as usize];
+                    (places.len() as u64, 1 + random.below(size))
+                };
+                let entry = user.entry(hash, bytes).unwrap();
+                let offset = user.field(entry, 1).load(Ordering::Relaxed);
+                if known {
+                    assert!(places.contains(&(hash, offset, bytes)), "seed {seed}");
+                    continue;
+                }
+                let end = offset + bytes + TAIL as u64;
+                assert!(offset >= TABLE && end <= file.metadata().unwrap().len());
+                assert!(offset.is_multiple_of(WINDOW) || offset / WINDOW == (end - 1) / WINDOW);
+                let overlaps = |other: &(u64, u64, u64)| offset < other.1 + other.2 && other.1 < end;
+                assert!(!places.iter().any(overlaps), "seed {seed}: {offset} + {bytes}");
+                places.push((hash, offset, bytes));
+            }
+        }
+    }
+}
