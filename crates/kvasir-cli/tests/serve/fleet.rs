@@ -295,7 +295,7 @@ fn replicas_share_their_packed_weights() {
         assert_eq!(first.0, second.0, "{dtype}: one file");
         let (resident, proportional) = (first.1 + second.1, first.2 + second.2);
         assert!(resident > 0 && proportional * 4 < resident * 3, "{dtype}: {first:?} {second:?}");
-        // Whatever the moment at which a worker is killed, also while it packs, the next one goes on.
+        // A worker may be killed at any moment, also while it packs: the next one packs the rest.
         let mut random = Random::new(dtype.len() as u64);
         for restarts in 1..8 {
             let process = fleet.replicas()[0]["process"].as_u64().unwrap();

@@ -291,7 +291,8 @@ impl PackingLock<'_> {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::isa::tile::LANES;
