@@ -37,7 +37,14 @@ mod linux {
     const MFD_NOEXEC_SEAL: libc::c_uint = 8;
 
     /// Creates an empty file that child processes inherit by its number. It can grow, but not shrink.
+    /// Fails if the size of files is limited: exceeding the limit would end the process.
     pub(crate) fn create(name: &std::ffi::CStr) -> io::Result<File> {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the struct is valid for the call.
+        let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
+        if !known || limit.rlim_cur != libc::RLIM_INFINITY {
+            return Err(io::Error::other("the size of files is limited (`ulimit -f`)"));
+        }
         // SAFETY: the name is a C string.
         let with = |flags| unsafe { libc::memfd_create(name.as_ptr(), flags) };
         let mut descriptor = with(libc::MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
