@@ -1,4 +1,8 @@
 //! The `/metrics` page: names and help texts of all metric families, in Kvasir's or vLLM's naming.
+//!
+//! The gauges that the schedulers of llm-d and of the Gateway API inference extension read have
+//! vLLM's names in both: pods without a label of their engine are read as vLLM's. These schedulers
+//! take the first sample of a family, so each of them has one, summed over all replicas.
 
 use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
@@ -9,26 +13,40 @@ use crate::metrics::{FINISHED, Metrics, REJECTED};
 impl Metrics {
     /// All metrics in Prometheus' text format. `open` is the number of open answers.
     pub fn page(&self, names: Names, model: &str, open: usize) -> String {
-        let prefix = match names {
-            Names::Own => "kvasir:",
-            Names::Vllm => "vllm:",
-        };
-        let mut page = TextExposition::new(prefix, model);
+        let mut page = TextExposition::new(names.prefix(), model);
+        self.scheduler_gauges(&mut page);
         self.gauges(&mut page, open);
         self.replica_gauges(&mut page);
         self.counters(&mut page);
         self.per_key.expose(&mut page);
         self.histograms(&mut page);
-        page.text
+        let TextExposition { mut text, .. } = page;
+        let mut aliases = TextExposition::new(Names::Vllm.prefix(), model);
+        if names == Names::Own {
+            self.scheduler_gauges(&mut aliases);
+        }
+        adapter_info(&mut aliases);
+        text.push_str(&aliases.text);
+        text
     }
 
-    fn gauges(&self, page: &mut TextExposition, open: usize) {
+    /// What schedulers in front of several servers read.
+    fn scheduler_gauges(&self, page: &mut TextExposition) {
         let capacity = self.engine.capacity.get();
         let usage = self.engine.slots_held.get() as f64 / capacity.max(1) as f64;
         page.gauge("num_requests_running", "Running requests.", self.engine.running.get() as f64);
         page.gauge("num_requests_waiting", "Requests in the queue.", self.engine.waiting.get() as f64);
-        page.gauge("num_requests_open", "Answers in progress or pending.", open as f64);
         page.gauge("kv_cache_usage_perc", "Share of the KV cache held by running requests, 0 to 1.", usage);
+        let block = self.engine.block.get().max(1);
+        page.info(
+            "cache_config_info",
+            "Block size and number of blocks of the KV cache.",
+            &format!("block_size=\"{block}\",num_gpu_blocks=\"{}\"", capacity / block),
+        );
+    }
+
+    fn gauges(&self, page: &mut TextExposition, open: usize) {
+        page.gauge("num_requests_open", "Answers in progress or pending.", open as f64);
         page.gauge(
             "kv_cache_slots_held",
             "KV cache slots held by running requests.",
@@ -43,12 +61,6 @@ impl Metrics {
             "kv_cache_slots_retained",
             "KV cache slots that only retained conversations and pinned prefixes hold, evictable.",
             self.engine.slots_retained.get() as f64,
-        );
-        let block = self.engine.block.get().max(1);
-        page.info(
-            "cache_config_info",
-            "Block size and number of blocks of the KV cache.",
-            &format!("block_size=\"{block}\",num_gpu_blocks=\"{}\"", capacity / block),
         );
         page.info(
             "build_info",
@@ -193,9 +205,58 @@ impl Metrics {
     }
 }
 
+/// Says that no adapter can be loaded. Schedulers log an error at each scrape without this family.
+fn adapter_info(page: &mut TextExposition) {
+    page.info(
+        "lora_requests_info",
+        "LoRA adapters of running and waiting requests, and how many fit.",
+        "max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"",
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::engine_metrics::ReplicaMetrics;
+    use std::sync::Arc;
+
+    /// The samples of a family: labels and value.
+    fn samples<'a>(page: &'a str, family: &str) -> Vec<(&'a str, f64)> {
+        let lines = page.lines().filter_map(|line| line.strip_prefix(family)?.strip_prefix('{'));
+        lines.map(|line| line.rsplit_once("} ").unwrap()).map(|(l, v)| (l, v.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn schedulers_find_their_gauges_under_vllms_names() {
+        let two = Metrics::of_replicas(2);
+        let replica = EngineMetrics::default();
+        replica.running.set(3);
+        replica.waiting.set(5);
+        replica.capacity.set(64);
+        replica.slots_held.set(16);
+        replica.block.set(16);
+        let replicas: &ReplicaMetrics = two.replicas.as_ref().unwrap();
+        (0..2).for_each(|i| replicas.update(i, &replica.snapshot()));
+        let one = Metrics { engine: Arc::new(replica), ..Metrics::default() };
+        for (metrics, engines) in [(one, 1), (two, 2)] {
+            for names in [Names::Own, Names::Vllm] {
+                let page = metrics.page(names, "m", 0);
+                let value = |family: &str| match samples(&page, family)[..] {
+                    [(_, value)] => value,
+                    ref all => panic!("{family}: {all:?}"),
+                };
+                assert_eq!(value("vllm:num_requests_running"), f64::from(3 * engines));
+                assert_eq!(value("vllm:num_requests_waiting"), f64::from(5 * engines));
+                assert_eq!(value("vllm:kv_cache_usage_perc"), 0.25);
+                let (cache, _) = samples(&page, "vllm:cache_config_info")[0];
+                let blocks = 4 * engines;
+                let labels = format!("model_name=\"m\",block_size=\"16\",num_gpu_blocks=\"{blocks}\"");
+                assert_eq!(cache, labels);
+                let (adapters, _) = samples(&page, "vllm:lora_requests_info")[0];
+                assert!(adapters.contains("max_lora=\"0\""), "{adapters}");
+            }
+        }
+    }
 
     #[test]
     fn every_metric_family_appears_once_per_naming() {
@@ -204,7 +265,8 @@ mod tests {
             let text = metrics.page(names, "m", 3);
             let mut families: Vec<&str> =
                 text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-            assert!(families.iter().all(|family| family.starts_with(prefix)));
+            let is_alias = |family: &str| family.starts_with("vllm:");
+            assert!(families.iter().all(|family| family.starts_with(prefix) || is_alias(family)));
             for expected in [
                 "num_requests_running",
                 "num_requests_waiting",

@@ -134,6 +134,15 @@ pub enum Names {
     Vllm,
 }
 
+impl Names {
+    pub(super) fn prefix(self) -> &'static str {
+        match self {
+            Self::Own => "kvasir:",
+            Self::Vllm => "vllm:",
+        }
+    }
+}
+
 /// Writer of Prometheus' text format. Every name begins with `prefix`.
 pub(crate) struct TextExposition {
     pub(crate) text: String,
