@@ -24,7 +24,7 @@ use kvasir_fleet::{
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, FleetParts, Host, ReplicaObserver},
-    http::{AccessControl, App, ClientRules, Live},
+    http::{AccessControl, App, ClientRules, EventStreams, Live, RankConfig},
     metrics::Names,
     model::{self, Card, Model},
     report::{Level, Reports},
@@ -68,6 +68,8 @@ pub(crate) struct Service {
     pub(crate) needs_template: bool,
     /// Publishes KV events.
     pub(crate) kv_events: Option<KvPublisher>,
+    /// Addresses of the streams of KV events and loads.
+    pub(crate) streams: EventStreams,
 }
 
 impl Service {
@@ -86,6 +88,7 @@ impl Service {
             shows_progress: true,
             needs_template: true,
             kv_events: None,
+            streams: EventStreams::default(),
         }
     }
 }
@@ -116,6 +119,10 @@ pub(crate) struct EngineFacts {
     pub(crate) is_capped: bool,
     /// Context length: prompt and answer together.
     pub(crate) max_len: u32,
+    /// Most running sequences.
+    pub(crate) max_num_seqs: u32,
+    /// Most tokens in a step.
+    pub(crate) max_num_batched_tokens: u32,
     /// Name of the K/V data type, and bytes of a slot, with those of a draft model.
     pub(crate) kv: (String, usize),
     /// Memory of packed weights, in bytes, and the part of it that all engines share.
@@ -123,6 +130,14 @@ pub(crate) struct EngineFacts {
     pub(crate) shared_bytes: u64,
     /// Text for the log: number of threads and activation precision, or the name of the backend.
     pub(crate) arithmetic: String,
+}
+
+impl EngineFacts {
+    /// Limits of each engine of a server, and the addresses of their streams.
+    fn ranks(&self, route: Option<Route>, streams: EventStreams) -> RankConfig {
+        let Self { max_num_seqs, max_num_batched_tokens, .. } = *self;
+        RankConfig { max_num_seqs, max_num_batched_tokens, route, streams }
+    }
 }
 
 impl ReadyEngine {
@@ -169,6 +184,8 @@ impl ReadyEngine {
             slots,
             is_capped: in_memory.is_some_and(|in_memory| in_memory > slots),
             max_len: engine.core().limits().max_model_len.min(slots),
+            max_num_seqs: engine.core().limits().max_num_seqs,
+            max_num_batched_tokens: engine.core().limits().max_num_batched_tokens,
             kv: (loaded.kv().to_string(), loaded.slot_bytes()),
             arithmetic: match loaded.arithmetic() {
                 Some((1, precision)) => format!("1 thread, {}", precision_name(precision)),
@@ -240,14 +257,15 @@ impl Started {
             facts.max_len,
         )?;
         drop(loaded);
-        let Service { access, allowed, reports, names, timeout, rules, kv_events, .. } = service;
+        let Service { access, allowed, reports, names, timeout, rules, kv_events, streams, .. } = service;
         let wrap = |engine| match kv_events {
             Some(publisher) => Box::new(PublishedServing::new(engine, publisher)),
             None => engine,
         };
         let host = Host::start_wrapped(engine, wrap, allowed(facts.slots, facts.max_len), reports, timeout);
         let host = host.map_err(Failure::failed)?;
-        let live = Live { feed: Some(feed), setup: Value::Object(setup) };
+        let ranks = facts.ranks(None, streams);
+        let live = Live { feed: Some(feed), ranks, setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
         Ok(Self { app, name, facts, prefill })
     }
@@ -263,7 +281,8 @@ impl Started {
     ) -> Result<Self, Failure> {
         let config = options.config()?;
         let (opened, name) = open_model(model, name, &config, &service)?;
-        let Service { access, allowed, reports, names, timeout, rules, defaults, kv_events, .. } = service;
+        let Service { access, allowed, reports, names, timeout, rules, defaults, kv_events, streams, .. } =
+            service;
         check_ranks(&opened, fleet.ranks)?;
         let observer = ReplicaObserver::new(fleet.replicas as usize, timeout);
         let (counted, logged) = (observer.clone(), reports.clone());
@@ -295,7 +314,8 @@ impl Started {
         let parts = FleetParts { serving: Box::new(started), replicas, cut_obstacle, metrics: observer };
         let all = slots.saturating_mul(fleet.replicas);
         let host = Host::start_fleet(parts, allowed(all, max_len), reports).map_err(Failure::failed)?;
-        let live = Live { feed: None, setup: Value::Null };
+        let ranks = facts.ranks(Some(fleet.route), streams);
+        let live = Live { feed: None, ranks, setup: Value::Null };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
         Ok(Self { app, name, facts, prefill: None })
     }

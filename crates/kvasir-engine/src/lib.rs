@@ -86,6 +86,7 @@ pub use crate::core::sessions::CutObstacle;
 pub use crate::engine::{Engine, Exit, Observer, Turn};
 pub use crate::replicas::coalescer::{Coalescer, Coalescing, LocalState, ReplicaState};
 pub use crate::replicas::load_order::Load;
+pub use crate::replicas::rank_load::RankLoad;
 pub use crate::replicas::route::{Imbalance, Route, RouteError, RouteRequest, RouterConfig, UnknownRoute};
 pub use crate::replicas::router::{Charge, Router};
 pub use crate::replicas::status::{ReplicaPhase, ReplicaStatus, Replicas};

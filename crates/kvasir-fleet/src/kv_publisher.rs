@@ -12,6 +12,7 @@
 
 use crate::kv_replay::{Payload, ReplayBuffer};
 use crate::kv_wire::encode_batch;
+use crate::rank_port::listen_as_rank;
 use bytes::Bytes;
 use kvasir_engine::{Exit, Message, Outbox, Serving};
 use kvasir_kv::KvEvent;
@@ -106,6 +107,7 @@ pub struct KvPublisher {
     /// Streams whose last events were lost.
     has_lost: Vec<bool>,
     addresses: Vec<(SocketAddr, Option<SocketAddr>)>,
+    kept_batches: usize,
     in_memory: Arc<AtomicUsize>,
 }
 
@@ -134,7 +136,13 @@ impl KvPublisher {
         let started = thread::Builder::new().name("kv-events".into()).spawn(move || publishing.run());
         let error = |error| KvPublisherError { is_replay: false, address: config.address, error };
         started.map_err(error)?;
-        Ok(Self { batches, has_lost: vec![false; config.ranks as usize], addresses, in_memory })
+        let has_lost = vec![false; config.ranks as usize];
+        Ok(Self { batches, has_lost, addresses, kept_batches: config.kept_batches, in_memory })
+    }
+
+    /// Batches that a stream keeps for replays.
+    pub fn kept_batches(&self) -> usize {
+        self.kept_batches
     }
 
     /// The addresses of the streams and their replays, by rank.
@@ -165,19 +173,7 @@ fn listen(
     rank: u32,
     is_replay: bool,
 ) -> Result<(TcpListener, SocketAddr), KvPublisherError> {
-    let mut address = first;
-    let failed = |address, error| KvPublisherError { is_replay, address, error };
-    if first.port() != 0 {
-        let port = u16::try_from(u32::from(first.port()) + rank);
-        let port =
-            port.map_err(|_| failed(first, io::Error::other("the ports of all engines exceed 65535")))?;
-        address.set_port(port);
-    }
-    let bound = TcpListener::bind(address).and_then(|listener| {
-        let bound = listener.local_addr()?;
-        Ok((listener, bound))
-    });
-    bound.map_err(|error| failed(address, error))
+    listen_as_rank(first, rank).map_err(|(address, error)| KvPublisherError { is_replay, address, error })
 }
 
 struct Stream {

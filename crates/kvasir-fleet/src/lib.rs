@@ -19,6 +19,8 @@
 //! [`RankGroup`] and [`RankProcess`] are the ranks of one engine (tensor parallelism), a
 //! process each, over shared memory.
 //!
+//! [`LoadPublisher`] publishes the load of each engine, with a heartbeat, in SGLang's wire format.
+//!
 //! Messages are typed msgpack ([`message`]). They do not leave the host: the Unix sockets are in a
 //! directory that only this user can enter ([`directory`]).
 
@@ -32,9 +34,11 @@ mod front;
 mod kv_publisher;
 mod kv_replay;
 mod kv_wire;
+mod load_publisher;
 mod message;
 mod monotonic;
 mod open_request;
+mod rank_port;
 mod ranks;
 mod replica;
 mod status;
@@ -46,6 +50,7 @@ pub use crate::constraint_builds::BuildConstraint;
 pub use crate::error::FleetError;
 pub use crate::fleet::{Fleet, FleetConfig};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
+pub use crate::load_publisher::{BoundLoadPublisher, LoadPublisher, LoadPublisherError, SampleLoads};
 pub use crate::message::{Facts, Identity};
 pub use crate::ranks::{
     Affinity, BroadcastBench, BroadcastError, CommandLog, GroupConfig, GroupError, Member, OnRankLost,

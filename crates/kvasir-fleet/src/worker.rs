@@ -218,7 +218,8 @@ impl Connection {
         let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         // Handlers are installed and never read, so these signals have no effect.
         let _ignored = signals.map(signal);
-        let mut counters_due: Option<Instant> = None;
+        // The first ones tell block size and capacity.
+        let mut counters_due = Some(Instant::now() + COUNTERS_DELAY);
         loop {
             let due = counters_due.unwrap_or_else(|| Instant::now() + COUNTERS_INTERVAL);
             select! {

@@ -18,12 +18,12 @@ use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
 use crate::startup::{EngineFacts, FleetStart, Service, Started};
 use clap::{Command, builder::BoolishValueParser};
-use kvasir_fleet::KvPublisher;
+use kvasir_fleet::{BoundLoadPublisher, KvPublisher, LoadPublisher};
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
-        AccessControl, Hosts, Keys, LimitListener, Loading, Origins, RateLimits, TlsAcceptor, TlsFiles,
-        serve, start_probes,
+        AccessControl, App, EventStreams, Hosts, Keys, LimitListener, Loading, Origins, RateLimits,
+        TlsAcceptor, TlsFiles, serve, start_probes,
     },
     metrics::Names,
     report::{Level, Reports},
@@ -324,6 +324,7 @@ impl Args {
             shows_progress: false,
             needs_template: false,
             kv_events: None,
+            streams: EventStreams::default(),
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: reports.clone(),
@@ -353,9 +354,18 @@ impl Args {
             }
             None => None,
         };
-        let kv_events = self.kv_events.start(self.fleet.replicas().unwrap_or(1), reports.clone())?;
-        let streams = kv_events.as_ref().map(KvPublisher::streams).unwrap_or_default();
-        let service = Service { kv_events, ..service };
+        let engines = self.fleet.replicas().unwrap_or(1);
+        let kv_events = self.kv_events.start(engines, reports.clone())?;
+        let loads = self.kv_events.bind_loads(engines)?;
+        let published = kv_events.as_ref().map(KvPublisher::streams).unwrap_or_default();
+        let streams = EventStreams {
+            topic: self.kv_events.topic(),
+            events: published.iter().map(|(events, _)| *events).collect(),
+            replays: published.iter().filter_map(|(_, replay)| *replay).collect(),
+            kept_batches: kv_events.as_ref().map_or(0, KvPublisher::kept_batches),
+            loads: loads.as_ref().map(|loads| loads.addresses().to_vec()).unwrap_or_default(),
+        };
+        let service = Service { kv_events, streams: streams.clone(), ..service };
         let options = self.options.clone().for_serving();
         let (name, sampling_args) = (own_name.as_deref(), &self.sampling_args);
         let started = match self.fleet.replicas() {
@@ -370,6 +380,7 @@ impl Args {
         let summary = self.summary(&started, &keys, peer_connections);
         let Started { app, name, facts: EngineFacts { backend, slots, .. }, .. } = started;
         let backend = backend.into_owned();
+        let _loads = loads.map(|loads| start_loads(loads, &app, reports.clone())).transpose()?;
         let probes = probes.map_or_else(String::new, |(address, sender)| {
             let _ = sender.send(app.clone());
             format!(", probes at http://{address}")
@@ -394,11 +405,14 @@ impl Args {
             for line in summary {
                 log_info(&reports, &line, Vec::new());
             }
-            for (rank, (events, replay)) in streams.iter().enumerate() {
+            for (rank, (events, replay)) in published.iter().enumerate() {
                 let replay = replay.map_or_else(String::new, |replay| format!(", replay at tcp://{replay}"));
                 log_info(&reports, &format!("KV events of engine {rank} at tcp://{events}{replay}"), Vec::new());
             }
-            if streams.iter().any(|(events, _)| !events.ip().is_loopback()) {
+            for (rank, loads) in streams.loads.iter().enumerate() {
+                log_info(&reports, &format!("loads of engine {rank} at tcp://{loads}"), Vec::new());
+            }
+            if streams.events.iter().any(|events| !events.ip().is_loopback()) {
                 let warning = "--kv-events: every host that reaches this address can read the tokens of all prompts";
                 log_warning(&reports, warning);
             }
@@ -436,6 +450,19 @@ impl Args {
             Ok(ExitCode::SUCCESS)
         })
     }
+}
+
+/// Starts to publish the loads of an app's engines.
+fn start_loads(
+    loads: BoundLoadPublisher,
+    app: &Arc<App>,
+    reports: Arc<Reports>,
+) -> Result<LoadPublisher, Failure> {
+    // The publisher's thread must not keep the app alive.
+    let app = Arc::downgrade(app);
+    let sample = Box::new(move || app.upgrade().map(|app| app.rank_loads()).unwrap_or_default());
+    let started = loads.start(sample, Box::new(move |line| log_warning(&reports, line)));
+    started.map_err(Failure::failed)
 }
 
 /// Says that the server is about to stop, with `open` answers under way.

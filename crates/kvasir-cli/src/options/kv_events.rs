@@ -1,14 +1,14 @@
-//! Options of `serve` for publishing KV events.
+//! Options of `serve` for publishing KV events and loads.
 
 use crate::io::failure::Failure;
 use crate::options::host::host;
 use crate::options::reports::log_warning;
 use crate::options::rules::rule;
-use kvasir_fleet::{KvPublisher, KvPublisherConfig};
+use kvasir_fleet::{BoundLoadPublisher, KvPublisher, KvPublisherConfig};
 use kvasir_serve::report::Reports;
 use std::{net::SocketAddr, sync::Arc};
 
-/// Where KV events are published.
+/// Where KV events and loads are published.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct KvEventArgs {
     /// Publish KV events in vLLM's format at this address, such as tcp://127.0.0.1:5557; with --dp the engines have ports in a row
@@ -20,6 +20,9 @@ pub(crate) struct KvEventArgs {
     /// Topic of KV events, such as kv@POD@MODEL for llm-d [default: empty]
     #[arg(long, env = "KVASIR_KV_EVENTS_TOPIC", value_name = "TOPIC")]
     kv_events_topic: Option<String>,
+    /// Publish the load of each engine in SGLang's format at this address, such as tcp://127.0.0.1:7557; with --dp the engines have ports in a row [default: none]
+    #[arg(long, env = "KVASIR_LOAD_EVENTS", value_name = "tcp://HOST:PORT", value_parser = endpoint)]
+    load_events: Option<SocketAddr>,
 }
 
 /// Parses `tcp://HOST:PORT`; the host `*` is every IPv4 address.
@@ -43,12 +46,32 @@ impl KvEventArgs {
         let is_on = self.is_on();
         rule(is_on || self.kv_events_replay.is_none(), || "--kv-events-replay needs --kv-events".into())?;
         rule(is_on || self.kv_events_topic.is_none(), || "--kv-events-topic needs --kv-events".into())?;
-        let (Some(events), Some(replay)) = (self.kv_events, self.kv_events_replay) else { return Ok(()) };
-        let distance = u32::from(events.port().abs_diff(replay.port()));
-        let is_apart = distance >= engines || events.port() == 0 || replay.port() == 0;
-        rule(is_apart, || {
-            format!("--kv-events-replay: its ports and those of --kv-events overlap, {engines} each")
-        })
+        let named = [
+            ("--kv-events", self.kv_events),
+            ("--kv-events-replay", self.kv_events_replay),
+            ("--load-events", self.load_events),
+        ];
+        let ports = named.map(|(name, address)| (name, address.map_or(0, |address| address.port())));
+        for (i, (name, port)) in ports.into_iter().enumerate() {
+            for (other, other_port) in &ports[..i] {
+                let is_apart =
+                    u32::from(port.abs_diff(*other_port)) >= engines || port == 0 || *other_port == 0;
+                rule(is_apart, || format!("{name}: its ports and those of {other} overlap, {engines} each"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Topic of KV events.
+    pub(crate) fn topic(&self) -> String {
+        self.kv_events_topic.clone().unwrap_or_default()
+    }
+
+    /// Listens for subscribers of the loads of this number of engines, if they are published.
+    pub(crate) fn bind_loads(&self, engines: u32) -> Result<Option<BoundLoadPublisher>, Failure> {
+        let Some(address) = self.load_events else { return Ok(None) };
+        let bound = BoundLoadPublisher::bind(address, engines);
+        bound.map(Some).map_err(|error| Failure::failed(format!("--load-events: {error}")))
     }
 
     /// Starts the publisher of this number of engines, if it is on.
@@ -56,7 +79,7 @@ impl KvEventArgs {
         let Some(address) = self.kv_events else { return Ok(None) };
         let config = KvPublisherConfig {
             replay: self.kv_events_replay,
-            topic: self.kv_events_topic.clone().unwrap_or_default(),
+            topic: self.topic(),
             ranks: engines,
             ..KvPublisherConfig::new(address, Box::new(move |line| log_warning(&reports, line)))
         };

@@ -1,4 +1,5 @@
-//! `kvasir serve --kv-events`: subscribers learn the cached prefixes of one engine and of each worker.
+//! `kvasir serve --kv-events` and `--load-events`: subscribers learn the cached prefixes and the load of one
+//! engine and of each worker.
 
 use super::server::{COMPLETIONS, Server};
 use serde_json::{Value, json};
@@ -156,6 +157,67 @@ fn subscribers_follow_each_engine_and_its_restart() {
     }
 }
 
+/// The first of this many free ports in a row.
+fn free_ports(count: u16) -> u16 {
+    loop {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let first = listener.local_addr().unwrap().port();
+        let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if first < u16::MAX - count && (first + 1..first + count).all(is_free) {
+            return first;
+        }
+    }
+}
+
+#[test]
+fn routers_find_the_streams_and_loads_of_each_engine() {
+    let runtime = Runtime::new().unwrap();
+    let port = free_ports(6);
+    let at = |port: u16| format!("tcp://127.0.0.1:{port}");
+    let (events, replay, loads) = (at(port), at(port + 2), at(port + 4));
+    let options = ["--threads", "1", "--dp", "2", "--kv-events", &events, "--kv-events-replay", &replay];
+    let options = [&options[..], &["--load-events", &loads]].concat();
+    let (server, log) = Server::start_logged("load-events", &options);
+    thread::spawn(move || log.lines().for_each(drop));
+    complete(&server, 100);
+    let get = |path: &str| -> Value { serde_json::from_str(&server.send("GET", path, "", "").1).unwrap() };
+    let begin = Instant::now();
+    let info = loop {
+        let info = get("/server_info");
+        if info["internal_states"].as_array().is_some_and(|loads| loads.len() == 2) {
+            break info;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "{info}");
+        thread::sleep(Duration::from_millis(50));
+    };
+    let streams = &info["kv_events"];
+    assert_eq!((&info["dp_size"], &info["load_balance_method"]), (&json!(2), &json!("prefix")));
+    assert_eq!(
+        *streams,
+        json!({
+            "publisher": "zmq", "endpoint_host": "127.0.0.1", "endpoint_port_base": port, "topic": "",
+            "block_size": info["page_size"], "dp_size": 2, "replay_endpoint_host": "127.0.0.1",
+            "replay_endpoint_port_base": port + 2, "replay_buffer_steps": 10_000,
+            "load_endpoint_port_base": port + 4, "load_topic": "load",
+        })
+    );
+    let loads = get("/v1/loads");
+    let ranks: Vec<&Value> = loads["loads"].as_array().unwrap().iter().map(|load| &load["dp_rank"]).collect();
+    assert_eq!(ranks, [&json!(0), &json!(1)], "{loads}");
+    runtime.block_on(async {
+        for rank in 0..2 {
+            let mut subscription = SubSocket::new();
+            subscription.connect(&at(port + 4 + rank)).await.unwrap();
+            subscription.subscribe("load").await.unwrap();
+            let frames =
+                timeout(Duration::from_secs(30), subscription.recv()).await.unwrap().unwrap().into_vec();
+            let stat: Value = rmp_serde::from_slice(&frames[2]).unwrap();
+            let capacity = &info["max_total_num_tokens"];
+            assert_eq!(stat, json!(["LoadStat", 0, 0, 0, capacity, rank]));
+        }
+    });
+}
+
 #[test]
 fn what_cannot_publish_is_refused_by_name() {
     let folder = super::server::model("kv-events-refused");
@@ -179,8 +241,12 @@ fn what_cannot_publish_is_refused_by_name() {
     refused(&["--kv-events", "tcp://127.0.0.1:65535", "--dp", "2"], &["--kv-events: ", "65535"]);
     let overlapping = ["--kv-events", "tcp://127.0.0.1:5557", "--kv-events-replay", "tcp://127.0.0.1:5558"];
     refused(&[&overlapping[..], &["--dp", "2"]].concat(), &["overlap"]);
+    let overlapping = ["--kv-events", "tcp://127.0.0.1:5557", "--load-events", "tcp://127.0.0.1:5557"];
+    refused(&overlapping, &["--load-events: ", "--kv-events overlap"]);
+    refused(&["--load-events", "7557"], &["tcp://HOST:PORT"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp://{}", taken.local_addr().unwrap());
     refused(&["--kv-events", &address], &["--kv-events: cannot listen on"]);
+    refused(&["--load-events", &address], &["--load-events: cannot listen on"]);
     std::fs::remove_dir_all(folder).unwrap();
 }

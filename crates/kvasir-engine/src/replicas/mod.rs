@@ -5,6 +5,7 @@
 //!   session.
 //! - `router`: picks a replica per request.
 //! - `coalescer`: lets all replicas run their prefills in the same step.
+//! - `rank_load`: the load of one replica, for schedulers in front of several servers.
 //! - `status`: the operator's interface to replicas in separate processes.
 //!
 //! Pure logic over counters and hashes; depends on no other folder except for the ids of `request`.
@@ -12,6 +13,7 @@
 pub(crate) mod coalescer;
 pub(crate) mod load_order;
 pub(crate) mod prefix_map;
+pub(crate) mod rank_load;
 pub(crate) mod route;
 pub(crate) mod router;
 pub(crate) mod session_map;

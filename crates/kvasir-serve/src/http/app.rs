@@ -9,6 +9,7 @@ use crate::host::step_subscription::StepFeed;
 use crate::http::access::AccessControl;
 use crate::http::erasures::Erasures;
 use crate::http::model_fetcher::{FetchModel, ModelFetcher};
+use crate::http::rank_config::RankConfig;
 use crate::metrics::prometheus::Names;
 use crate::model::Model;
 use crate::request::rerank::Scoring;
@@ -17,6 +18,7 @@ use crate::session::pins::Pins;
 use crate::session::responses::ResponseStore;
 use crate::session::store::Sessions;
 use crate::work_pool::{fair_queue::Cost, pool::WorkPool};
+use kvasir_engine::RankLoad;
 use serde_json::Value;
 use std::{
     hash::{BuildHasher, RandomState},
@@ -83,10 +85,13 @@ impl Default for ClientRules {
     }
 }
 
-/// Live view of the engine's steps.
+/// The configuration of the engine, or of each engine, and a live view of its steps.
+#[derive(Default)]
 pub struct Live {
     /// The step subscription service; `None` if engines run in other processes.
     pub feed: Option<StepFeed>,
+    /// Limits, and addresses of streams.
+    pub ranks: RankConfig,
     /// The engine's configuration, in the trace page's format.
     pub setup: Value,
 }
@@ -138,6 +143,14 @@ impl App {
     /// Whether tools get a generic prompt, because the chat template does not render them.
     pub fn needs_tool_prompt(&self) -> bool {
         self.model.chat.needs_tool_prompt()
+    }
+
+    /// Load of each engine that runs; none if no request can be served now.
+    pub fn rank_loads(&self) -> Vec<RankLoad> {
+        if self.host.why_not_ready().is_some() {
+            return Vec::new();
+        }
+        self.host.metrics().rank_loads().into_iter().map(|(load, _)| load).collect()
     }
 
     /// Number of open answers.

@@ -2,7 +2,7 @@
 //! Anthropic-compatible APIs.
 //!
 //! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared
-//! state) with `submission`, `erasures`, `model_names`, `model_fetcher` and `session_turns`,
+//! state) with `rank_config`, `submission`, `erasures`, `model_names`, `model_fetcher` and `session_turns`,
 //! `body`, `query`, `answers` (from tokens to increments), `api` (one file per endpoint),
 //! `middleware`, `router` with `missing_route`, `connections`, `loading`, `server`. Each handler
 //! parses and validates its body, submits an engine request, drops the body, and then writes the
@@ -22,6 +22,7 @@ mod missing_route;
 mod model_fetcher;
 mod model_names;
 pub(crate) mod query;
+pub(crate) mod rank_config;
 pub(crate) mod router;
 pub(crate) mod server;
 mod session_turns;
@@ -37,6 +38,7 @@ pub use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, An
 pub use crate::http::app::{App, ClientRules, Live};
 pub use crate::http::loading::Loading;
 pub use crate::http::model_fetcher::{FetchModel, FetchedFile};
+pub use crate::http::rank_config::{EventStreams, RankConfig};
 pub use crate::http::server::{serve, start_probes};
 pub use crate::http::transport::limit_listener::LimitListener;
 pub use crate::http::transport::tls::TlsFiles;

@@ -8,7 +8,7 @@ use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::responses::{compact, socket, stored};
 use crate::http::api::{
     chat, completions, conversations, embeddings, llama_cpp, math, ollama, openapi, pins, replicas, rerank,
-    responses, sessions, slots, status, steps, tokens, web_ui,
+    responses, server_info, sessions, slots, status, steps, tokens, web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
@@ -72,6 +72,12 @@ impl App {
             .route("/v1/admin/replicas", get(replicas::list))
             .route("/v1/admin/replicas/{id}/drain", post(replicas::drain))
             .route("/v1/admin/replicas/{id}/restart", post(replicas::restart))
+            // SGLang's routes for routers.
+            .route("/server_info", get(server_info::server_info))
+            .route("/get_server_info", get(server_info::server_info))
+            .route("/model_info", get(server_info::model_info))
+            .route("/get_model_info", get(server_info::model_info))
+            .route("/v1/loads", get(server_info::loads))
             // llama.cpp's routes, and OpenAI's for clients whose address lacks the version.
             .route("/models", get(status::models))
             .route("/chat/completions", post(chat::chat_completions))

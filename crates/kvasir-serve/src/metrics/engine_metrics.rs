@@ -7,7 +7,7 @@
 
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::prometheus::{COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, TOKEN_BUCKETS};
-use kvasir_engine::{Core, Nanos, Observer};
+use kvasir_engine::{Core, Nanos, Observer, RankLoad};
 use kvasir_exec::{Step, StepError};
 use std::{
     array, iter,
@@ -102,6 +102,22 @@ impl EngineMetrics {
     /// All values, in an order that depends only on the program's version.
     pub fn snapshot(&self) -> Vec<u64> {
         self.cells().map(|(_, cell)| cell.load(Ordering::Relaxed)).collect()
+    }
+
+    /// The load of the engine, as the one with this rank.
+    pub(super) fn load(&self, rank: usize) -> RankLoad {
+        RankLoad {
+            rank,
+            running: self.running.get(),
+            waiting: self.waiting.get(),
+            used_tokens: self.slots_held.get(),
+            capacity: self.capacity.get(),
+        }
+    }
+
+    /// Share of the looked-up prompt tokens that the prefix cache held.
+    pub(super) fn hit_rate(&self) -> f64 {
+        self.prefix_hits.get() as f64 / self.prefix_queries.get().max(1) as f64
     }
 
     /// Replaces all values, in the order of a snapshot.

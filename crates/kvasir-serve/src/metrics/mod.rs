@@ -17,7 +17,7 @@ pub use crate::metrics::prometheus::Names;
 use crate::metrics::prometheus::{
     COUNT_BUCKETS, Counter, Histogram, NANOS_PER_SECOND, REQUEST_BUCKETS, TOKEN_BUCKETS,
 };
-use kvasir_engine::{Finish, Nanos, Refusal, Summary};
+use kvasir_engine::{Finish, Nanos, RankLoad, Refusal, Summary};
 use std::sync::Arc;
 
 /// All metrics of a server.
@@ -91,6 +91,27 @@ impl Metrics {
         let metrics = Self::default();
         let replicas = ReplicaMetrics::new(replicas, Arc::clone(&metrics.engine));
         Self { replicas: Some(replicas), ..metrics }
+    }
+
+    /// Load and prefix hit rate of each engine that runs, as of its last step.
+    pub(crate) fn rank_loads(&self) -> Vec<(RankLoad, f64)> {
+        let load = |(rank, engine): (usize, &EngineMetrics)| (engine.load(rank), engine.hit_rate());
+        let loads: Vec<_> = match &self.replicas {
+            Some(replicas) => replicas.by_replica().map(load).collect(),
+            None => vec![load((0, &self.engine))],
+        };
+        // The metrics of an engine whose process has ended are 0.
+        loads.into_iter().filter(|(load, _)| load.capacity > 0).collect()
+    }
+
+    /// Block size of the KV cache.
+    pub(crate) fn block_size(&self) -> u64 {
+        self.engine.block.get()
+    }
+
+    /// Number of engines.
+    pub(crate) fn ranks(&self) -> usize {
+        self.replicas.as_ref().map_or(1, |replicas| replicas.by_replica().count())
     }
 
     /// Requests in the engine's queue, as of its last step.

@@ -24,6 +24,7 @@ mod pins;
 mod probes;
 mod request_work;
 mod server;
+mod server_info;
 mod sessions;
 mod slow_readers;
 mod sockets;

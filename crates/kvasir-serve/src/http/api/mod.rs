@@ -16,6 +16,7 @@ pub(crate) mod pins;
 pub(crate) mod replicas;
 pub(crate) mod rerank;
 pub(crate) mod responses;
+pub(crate) mod server_info;
 pub(crate) mod sessions;
 pub(crate) mod slots;
 pub(crate) mod status;
