@@ -1,0 +1,110 @@
+"""Dynamo's frontend in front of two workers: answers, streams, and routing by KV events.
+
+`check.py PYTHON BINARY FOLDER` takes the Python that has the frontend, the worker, and the model's folder."""
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent / "clients"))
+os.environ.setdefault("KVASIR_URL", "")
+os.environ.setdefault("KVASIR_MODEL", "")
+from routers import SUMS, check, fetch, free_port, running, streamed
+
+python, binary, folder = sys.argv[1:]
+MODEL = pathlib.Path(folder).name
+# Of several blocks of 16 tokens.
+LONG = "Here are some words that only make the prompt longer, for the sake of a prefix. " * 4
+START_SECONDS = 120
+PREFIXES, REPEATS = 6, 4
+
+
+def chat(a, b, before=""):
+    messages = [{"role": "user", "content": f"{before}What is {a} + {b}?"}]
+    return {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": 24}
+
+
+def complete(url, body):
+    with fetch(f"{url}/v1/chat/completions", body) as response:
+        return json.load(response)
+
+
+def text(completion):
+    return completion["choices"][0]["message"]["content"]
+
+
+def cached(completion):
+    """Prompt tokens that the worker took from its prefix cache."""
+    return ((completion["usage"] or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+@contextlib.contextmanager
+def fleet(work, mode):
+    """The frontend and two workers, that find each other by files."""
+    port = free_port()
+    os.environ.update(
+        DYN_DISCOVERY_BACKEND="file", DYN_FILE_KV=str(work / f"discovery-{mode}"), DYN_REQUEST_PLANE="tcp",
+        DYN_EVENT_PLANE="zmq", DYN_LOG="info", DYN_TCP_RPC_HOST="127.0.0.1", HF_HUB_OFFLINE="1")
+    (work / f"discovery-{mode}").mkdir()
+    frontend = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
+    frontend += ["--router-mode", mode, "--kv-cache-block-size", "16"]
+    worker = [binary, "--model-path", folder, "--weights", "built-in", "--threads", "1", "--kv-capacity", "8192"]
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(running(frontend, work / f"frontend-{mode}.log"))]
+        for number in range(2):
+            processes.append(stack.enter_context(running(worker, work / f"worker-{mode}-{number}.log")))
+        url = f"http://127.0.0.1:{port}"
+        until = time.monotonic() + START_SECONDS
+        while workers(url) < 2:
+            check("all processes run", all(process.poll() is None for process in processes))
+            check("the frontend found both workers", time.monotonic() < until)
+            time.sleep(0.5)
+        yield url
+
+
+def workers(url):
+    """Number of workers that the frontend knows, once it answers for the model."""
+    try:
+        with fetch(f"{url}/health") as response:
+            instances = json.load(response).get("instances", [])
+        complete(url, {**chat(1, 1), "max_tokens": 1})
+    except OSError:
+        return 0
+    return len([instance for instance in instances if instance.get("endpoint") == "generate"])
+
+
+def misses(url):
+    """By prefix, how many of its repetitions found nothing cached."""
+    counts = []
+    for number in range(PREFIXES):
+        body = chat(4, number, f"Conversation {number}. {LONG}")
+        missed = 0
+        for _ in range(REPEATS):
+            missed += cached(complete(url, body)) == 0
+            # KV events take a moment to reach the router.
+            time.sleep(0.3)
+        counts.append(missed)
+    return counts
+
+
+with tempfile.TemporaryDirectory() as name:
+    work = pathlib.Path(name)
+    with fleet(work, "kv") as url:
+        for a, b in SUMS:
+            answer = text(complete(url, chat(a, b)))
+            check(f"{a} + {b}: {answer}", str(a + b) in answer)
+            whole, pieces, finish = streamed(url, chat(a, b))
+            check(f"{a} + {b} as a stream: {whole}", (whole, finish) == (answer, "stop") and pieces > 1)
+        by_events = misses(url)
+        print(f"kv: misses of {REPEATS} repetitions by prefix: {by_events}")
+        check("repeated prefixes stay on one worker", max(by_events) <= 1)
+    with fleet(work, "round-robin") as url:
+        in_turn = misses(url)
+        print(f"round-robin: misses of {REPEATS} repetitions by prefix: {in_turn}")
+        check("round robin uses both workers", min(in_turn) == 2)
+print("passed  dynamo")
