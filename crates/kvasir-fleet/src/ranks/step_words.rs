@@ -6,7 +6,9 @@
 //! Decoding checks lengths and enumerations. Whether a step fits its executor, the executor checks.
 
 use kvasir_exec::{BatchRow, Drafts, PoolRow, RowKind, Step, StepKind};
-use kvasir_kv::{Layout, Mask, PlanKind, PlanRow, PlanTable, PoolId, Segment, SeqId, SlotCopy, Span, StepId};
+use kvasir_kv::{
+    Layout, Mask, Plan, PlanKind, PlanRow, PlanTable, PoolId, Segment, SeqId, SlotCopy, Span, StepId,
+};
 use kvasir_sample::Sampling;
 use std::ops::Range;
 
