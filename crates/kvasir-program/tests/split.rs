@@ -1,5 +1,5 @@
-//! Programs of ranks, for published configs: weights, KV widths, experts, sums per layer; and requests
-//! that no model can serve.
+//! Programs of ranks, for published configs: weights, KV widths, experts, sums per layer; and
+//! requests that no model can serve.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_program::{Collective, Model, Op, Program, Source, SplitError};

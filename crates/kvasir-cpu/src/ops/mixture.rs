@@ -123,7 +123,8 @@ pub(crate) struct Experts<'w> {
 }
 
 /// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))` over the chosen experts that are
-/// among `experts`. Experts run in ascending order, so a token's sum does not depend on other tokens.
+/// among `experts`. Experts run in ascending order, so a token's sum does not depend on other
+/// tokens.
 pub(crate) fn mixture(
     threads: &ThreadPool,
     isa: Isa,

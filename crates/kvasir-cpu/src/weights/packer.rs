@@ -7,10 +7,10 @@
 //! | block-quantized integers (GGUF types, MXFP4) | integer panels |
 //! | all else | bf16 panels |
 //!
-//! Matrices whose rows are stored rows, or whole blocks of them (a rank's columns), are read in place
-//! until they are packed, a part at each step (`in_place`). Of transposed or strided views, the stored
-//! rows that they touch are dequantized first (`pack_dense`). Pages of the file are released once a
-//! matrix is packed.
+//! Matrices whose rows are stored rows, or whole blocks of them (a rank's columns), are read in
+//! place until they are packed, a part at each step (`in_place`). Of transposed or strided views,
+//! the stored rows that they touch are dequantized first (`pack_dense`). Pages of the file are
+//! released once a matrix is packed.
 //!
 //! With a `PackedFile`, processes share the panels of weights whose source has a fingerprint.
 
@@ -31,8 +31,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows `first + n * step` of a stored weight, or the same bytes of each, looked up by name whenever
-/// they are read.
+/// Rows `first + n * step` of a stored weight, or the same bytes of each, looked up by name
+/// whenever they are read.
 struct FileRows {
     source: Arc<Source>,
     name: String,
@@ -136,8 +136,8 @@ impl<'a> Packer<'a> {
         Ok(values)
     }
 
-    /// Dequantizes some rows of a weight to f32 and releases their file pages. Falls back to the whole
-    /// weight if rows cannot be read by themselves; returns the rows that it read.
+    /// Dequantizes some rows of a weight to f32 and releases their file pages. Falls back to the
+    /// whole weight if rows cannot be read by themselves; returns the rows that it read.
     fn numbers_of_rows(&self, id: WeightId, rows: Range<usize>) -> Result<Dequantized, Error> {
         let weight = self.program.weight(self.program.resolve(id));
         let row_len = weight.shape.last().copied().unwrap_or(1).max(1);

@@ -5,8 +5,8 @@ use crate::ir::program::Program;
 use crate::ir::weight::{Matrices, Matrix, WeightId};
 
 impl Program {
-    /// Elements that its ops read of each weight, by [`WeightId`]. Elements of a tied weight count at
-    /// the weight whose bytes are used, and elements that several ops read count once.
+    /// Elements that its ops read of each weight, by [`WeightId`]. Elements of a tied weight count
+    /// at the weight whose bytes are used, and elements that several ops read count once.
     pub fn elements_read(&self) -> Vec<usize> {
         let mut usage = Usage { program: self, elements: vec![0; self.weights.len()] };
         self.ops.iter().for_each(|op| usage.op(op));

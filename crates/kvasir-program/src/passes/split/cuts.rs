@@ -1,7 +1,7 @@
 //! Where a row is cut: boundaries between ranks, in query heads, columns or experts.
 //!
-//! Parts are contiguous, in rank order, and as equal as the constraints allow. A cut never separates
-//! elements that the checkpoint encodes together.
+//! Parts are contiguous, in rank order, and as equal as the constraints allow. A cut never
+//! separates elements that the checkpoint encodes together.
 
 use std::ops::Range;
 
@@ -81,8 +81,8 @@ pub(crate) fn heads(
     }
     let group = heads / kv_heads;
     let ends: Vec<usize> = (0..=heads).filter(|n| *n == 0 || *n == heads || may_cut(*n)).collect();
-    // By number of ranks and boundary: the cost (busiest rank, KV heads) of dividing all heads before
-    // the boundary, and the boundary before it.
+    // By number of ranks and boundary: the cost (busiest rank, KV heads) of dividing all heads
+    // before the boundary, and the boundary before it.
     let mut best: Vec<Vec<Option<((usize, usize), usize)>>> = vec![vec![None; ends.len()]; ranks + 1];
     best[0][0] = Some(((0, 0), 0));
     for rank in 0..ranks {

@@ -1,10 +1,10 @@
 //! Writes the program of one rank, or that of all ranks in turn, from a [`Plan`].
 //!
-//! One rank's program makes its own parts and meets the others in `Collect`. The program of all ranks
-//! makes the parts one after the other and adds them in rank order, so that it has the ranks' bits in
-//! one process. Whole values are made once in either.
+//! One rank's program makes its own parts and meets the others in `Collect`. The program of all
+//! ranks makes the parts one after the other and adds them in rank order, so that it has the ranks'
+//! bits in one process. Whole values are made once in either.
 
-use crate::ir::layer::LayerId;
+use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::op::{Collective, Experts, Op};
 use crate::ir::program::{Program, Shard};
 use crate::ir::value::{Holds, Value, ValueId};
@@ -95,7 +95,7 @@ impl<'a> Emitter<'a> {
                 // The indexer runs once, and writes its keys to the first layer.
                 let index_dim = if first { facts.index_dim } else { 0 };
                 let new = LayerId(self.program.layers.len() as u32);
-                self.program.layers.push(crate::ir::layer::LayerFacts { kv_heads, index_dim, ..*facts });
+                self.program.layers.push(LayerFacts { kv_heads, index_dim, ..*facts });
                 self.layers.insert((id, rank), new);
             }
         }
@@ -275,8 +275,8 @@ impl<'a> Emitter<'a> {
         self.push(new)
     }
 
-    /// A part of a slice: some rows of the matrix that made the operand, if one did, else a slice of
-    /// the whole operand.
+    /// A part of a slice: some rows of the matrix that made the operand, if one did, else a slice
+    /// of the whole operand.
     fn part_of_slice(&mut self, x: ValueId, like: ValueId, part: Range<usize>) -> ValueId {
         let maker = self.whole.ops.iter().find(|op| op.out() == x);
         if let (Some(Op::Linear { x: inputs, matrix, .. }), State::Whole) = (maker, self.plan.state(x)) {
@@ -296,8 +296,8 @@ impl<'a> Emitter<'a> {
         Experts { gate, up, down, activation: all.activation, first: all.first + own.start }
     }
 
-    /// The LM head: each rank makes the logits of a part of the vocabulary, which are then joined. The
-    /// program of all ranks makes them at once, with the same bits.
+    /// The LM head: each rank makes the logits of a part of the vocabulary, which are then joined.
+    /// The program of all ranks makes them at once, with the same bits.
     fn head(&mut self, op: &Op) {
         let Op::Head { x, matrix, soft_cap, out } = op else { return };
         let (all, parts) = (matrix.outputs, joined(matrix.outputs, self.ranks));
@@ -315,8 +315,8 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// Parts of a row that an all-gather joins: all of one width but the last ones, which may be narrower.
-/// `None` if a rank would have none; each then makes the whole row.
+/// Parts of a row that an all-gather joins: all of one width but the last ones, which may be
+/// narrower. `None` if a rank would have none; each then makes the whole row.
 fn joined(len: usize, ranks: usize) -> Option<Cut> {
     let width = len.div_ceil(ranks.max(1));
     let parts = (0..ranks).map(|rank| (rank * width).min(len)..((rank + 1) * width).min(len));

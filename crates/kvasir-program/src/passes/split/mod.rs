@@ -31,8 +31,9 @@ use crate::passes::split::prune::prune;
 use std::ops::Range;
 
 impl Program {
-    /// The program of one of `ranks` ranks: its heads, columns, experts and part of the vocabulary, with
-    /// the collectives between the ranks. Its weights and KV cache layout are those of its part.
+    /// The program of one of `ranks` ranks: its heads, columns, experts and part of the vocabulary,
+    /// with the collectives between the ranks. Its weights and KV cache layout are those of its
+    /// part.
     ///
     /// A single rank has the whole program. Fails, naming counts or tensor, if the model cannot be
     /// divided so.
@@ -43,11 +44,11 @@ impl Program {
         self.split(ranks, rank..rank + 1)
     }
 
-    /// The program that one process runs with the bits of `ranks` ranks: it makes the ranks' parts one
-    /// after the other, and adds them in rank order.
+    /// The program that one process runs with the bits of `ranks` ranks: it makes the ranks' parts
+    /// one after the other, and adds them in rank order.
     ///
-    /// It is as large as the whole model, and proves that dividing it changes nothing but the order of
-    /// sums.
+    /// It is as large as the whole model, and proves that dividing it changes nothing but the order
+    /// of sums.
     pub fn for_all_ranks(&self, ranks: usize) -> Result<Self, SplitError> {
         if ranks == 0 {
             return Err(SplitError::Rank { rank: 0, ranks });

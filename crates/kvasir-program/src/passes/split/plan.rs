@@ -8,7 +8,8 @@
 //!    matrix makes a part of its outputs (column-parallel), ops per head work on some of the heads.
 //!    A value that one reader wants cut and another whole stays whole.
 //!
-//! Nothing here depends on the architecture or on the rank: all ranks of a model derive the same plan.
+//! Nothing here depends on the architecture or on the rank: all ranks of a model derive the same
+//! plan.
 
 use crate::ir::op::Op;
 use crate::ir::program::Program;
@@ -139,8 +140,8 @@ impl Planner<'_> {
         Some(())
     }
 
-    /// Elements of a stored row that cannot be separated, for a matrix of which a part of the inputs
-    /// is read.
+    /// Elements of a stored row that cannot be separated, for a matrix of which a part of the
+    /// inputs is read.
     fn block(&self, matrix: &Matrix) -> usize {
         // Transposed matrices are dequantized as a whole.
         if matrix.input_stride == 1 { self.program.weight(matrix.weight).block.max(1) } else { 1 }
@@ -192,10 +193,7 @@ impl Planner<'_> {
                     reach.matrices.iter().fold(1, |all, (m, _)| cuts::common_multiple(all, block(m)));
                 let Some(cut) = cuts::columns(width, blocks, ranks) else {
                     let coarse = reach.matrices.iter().max_by_key(|(matrix, _)| block(matrix));
-                    return Err(match coarse {
-                        Some((matrix, _)) => self.blocks_error(matrix),
-                        None => SplitError::Rank { rank: 0, ranks },
-                    });
+                    return coarse.map_or(Ok(()), |(matrix, _)| Err(self.blocks_error(matrix)));
                 };
                 self.cut(&reach, &cut, width);
             }
@@ -260,8 +258,8 @@ impl Planner<'_> {
         self.demand(value, Some(cuts::scaled(units, width)));
     }
 
-    /// Settles the state of an op's result, and tells its operands how it wants them. All readers of
-    /// the result have been seen.
+    /// Settles the state of an op's result, and tells its operands how it wants them. All readers
+    /// of the result have been seen.
     fn pass_demands_up(&mut self, op: &Op) {
         let out = op.out();
         if let (State::Whole, Demand::Cut(cut)) = (self.plan.state(out), &self.demands[out.0 as usize])

@@ -78,8 +78,8 @@ fn drop_weights(program: &mut Program) {
     program.weights.retain(|_| used.next().copied().unwrap_or(false));
 }
 
-/// Calls `take` with ranges of weights that an op names, ends included. The matrices of a family are
-/// a fixed step of ids apart, so all ids between them count.
+/// Calls `take` with ranges of weights that an op names, ends included. The matrices of a family
+/// are a fixed step of ids apart, so all ids between them count.
 fn weights_of(op: &Op, take: &mut dyn FnMut(WeightId, WeightId)) {
     let mut matrix = |first: &Matrix, last: &Matrix| {
         take(first.weight, last.weight);
