@@ -354,10 +354,10 @@ fn draft_heads_and_their_targets_are_divided_alike() {
         let mut draft = Checkpoint::open(&model(name).join("draft")).unwrap();
         draft.borrow_tensor("embed_tokens.weight", &checkpoint, "model.embed_tokens.weight").unwrap();
         let head = Eagle3::build(&draft.source(), &target).unwrap();
-        let draft = Arc::new(draft);
         for ranks in [2, 3, 4] {
-            let exact = |program: &Program| cpu(program, draft.clone(), Precision::F32);
-            check(&format!("{name} head"), &head.program, ranks, &exact, 1e-3);
+            // The head's vocabulary is not the target's, so the CPU backend runs it as a draft only.
+            let reference = |program: &Program| plain(program, &draft);
+            check(&format!("{name} head"), &head.program, ranks, &reference, 1e-3);
             // Features are whole on every rank, whether they are added before or after the
             // division.
             let before = target.with_features(head.layers, 64).unwrap().for_rank(0, ranks).unwrap();
