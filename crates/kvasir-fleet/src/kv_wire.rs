@@ -20,6 +20,9 @@ enum WireEvent<'a> {
         lora_id: Option<u32>,
         medium: &'a str,
         lora_name: Option<&'a str>,
+        /// One entry per block. vLLM has a salt in the first block of a prompt only.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        extra_keys: Option<Vec<Option<[String; 1]>>>,
         group_idx: u32,
     },
     BlockRemoved {
@@ -33,7 +36,7 @@ enum WireEvent<'a> {
 impl<'a> From<&'a KvEvent> for WireEvent<'a> {
     fn from(event: &'a KvEvent) -> Self {
         match event {
-            KvEvent::BlockStored { hashes, parent, tokens, block_size } => Self::BlockStored {
+            KvEvent::BlockStored { hashes, parent, tokens, block_size, salt } => Self::BlockStored {
                 block_hashes: hashes,
                 parent_block_hash: *parent,
                 token_ids: tokens,
@@ -41,6 +44,7 @@ impl<'a> From<&'a KvEvent> for WireEvent<'a> {
                 lora_id: None,
                 medium: MEDIUM,
                 lora_name: None,
+                extra_keys: (*salt != 0).then(|| salt_keys(*salt, hashes.len())),
                 group_idx: MAIN_GROUP,
             },
             KvEvent::BlockRemoved { hashes } => {
@@ -49,6 +53,15 @@ impl<'a> From<&'a KvEvent> for WireEvent<'a> {
             KvEvent::AllBlocksCleared => Self::AllBlocksCleared,
         }
     }
+}
+
+/// Extra keys of `blocks` blocks, the first of which has a salt.
+fn salt_keys(salt: u64, blocks: usize) -> Vec<Option<[String; 1]>> {
+    let mut keys = vec![None; blocks];
+    if let Some(first) = keys.first_mut() {
+        *first = Some([format!("{salt:016x}")]);
+    }
+    keys
 }
 
 /// Encodes a batch; `time` is in seconds since 1970.
@@ -78,5 +91,23 @@ mod tests {
         ["type", "AllBlocksCleared"].iter().for_each(|part| text(&mut expected, part));
         expected.push(2);
         assert_eq!(bytes, expected);
+    }
+    #[test]
+    fn a_salt_is_an_extra_key_of_the_first_block() {
+        let stored = |salt| {
+            let event = KvEvent::BlockStored {
+                hashes: vec![1, 2],
+                parent: None,
+                tokens: vec![5, 6],
+                block_size: 1,
+                salt,
+            };
+            encode_batch(0.0, &[event], 0).unwrap()
+        };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(!text(&stored(0)).contains("extra_keys"));
+        let mut keys = b"\xaaextra_keys\x92\x91\xb0".to_vec();
+        keys.extend(b"00000000000000ab\xc0");
+        assert!(stored(0xab).windows(keys.len()).any(|part| part == keys), "{}", text(&stored(0xab)));
     }
 }

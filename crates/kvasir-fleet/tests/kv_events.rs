@@ -304,6 +304,7 @@ fn a_subscriber_that_never_reads_costs_neither_time_nor_memory() {
         parent: None,
         tokens: vec![100_000; 32_000],
         block_size: 16,
+        salt: 0,
     };
     let begin = Instant::now();
     (0..600).for_each(|_| publisher.publish(0, std::slice::from_ref(&event)));

@@ -440,7 +440,7 @@ impl Manager {
 /// Events in the format of the recorded cases: one `BlockRemoved` per block.
 fn events(events: Vec<KvEvent>) -> Value {
     let event = |event| match event {
-        KvEvent::BlockStored { hashes, parent, tokens, block_size } => vec![json!({
+        KvEvent::BlockStored { hashes, parent, tokens, block_size, .. } => vec![json!({
             "event": "BlockStored", "n": hashes.len(), "tokens": tokens, "has_parent": parent.is_some(),
             "medium": "GPU", "block_size": block_size,
         })],

@@ -28,7 +28,7 @@ fn picks(router: &mut Router, tokens: &[u64]) -> Vec<usize> {
 fn stored(prompt: &[Token]) -> KvEvent {
     let hashes: Vec<u64> = prefix_hashes(prompt, 0, BLOCK as u32).collect();
     let tokens = prompt[..hashes.len() * BLOCK].to_vec();
-    KvEvent::BlockStored { hashes, parent: None, tokens, block_size: BLOCK as u32 }
+    KvEvent::BlockStored { hashes, parent: None, tokens, block_size: BLOCK as u32, salt: 0 }
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! mirrors the contents of a cache.
 //!
 //! A mirror that starts empty and applies all events in order holds exactly the prefixes that
-//! `Prefix::lookup` can hit. After the log has overflowed because events were not taken in time
-//! (`AllBlocksCleared`), it holds a part of them. Guarded by `tests/shadow`.
+//! `Prefix::lookup` can hit. If more events arise than are kept until they are taken,
+//! `AllBlocksCleared` and the current contents replace them. Guarded by `tests/shadow`.
 
 use crate::contract::ids::Token;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,9 @@ pub enum KvEvent {
         tokens: Vec<Token>,
         /// Tokens per block.
         block_size: u32,
+        /// The tenant's salt, if the first block begins a prompt (`parent` is `None`); else 0.
+        #[serde(default)]
+        salt: u64,
     },
     /// Lookups no longer find these blocks.
     BlockRemoved {

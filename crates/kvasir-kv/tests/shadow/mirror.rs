@@ -16,7 +16,8 @@ pub(super) struct Mirror {
 impl Mirror {
     fn apply(&mut self, event: KvEvent) {
         match event {
-            KvEvent::BlockStored { hashes, parent, tokens, block_size } => {
+            KvEvent::BlockStored { hashes, parent, tokens, block_size, salt } => {
+                assert!(salt == 0 || parent.is_none() && SALTS.contains(&salt), "{salt}");
                 assert_eq!(hashes.len() * block_size as usize, tokens.len());
                 let parents = std::iter::once(parent).chain(hashes.iter().copied().map(Some));
                 let blocks = tokens.chunks(block_size as usize).map(<[_]>::to_vec);

@@ -45,12 +45,12 @@ impl Announced {
         &mut self,
         (number, hash): (u64, u64),
         (parent, parent_hash): (u64, Option<u64>),
-        tokens: &[Token],
+        (salt, tokens): (u64, &[Token]),
     ) {
         if let Some(known) = self.contents.get_mut(&number) {
             known.blocks += 1;
             // Each block is announced, also one whose content another has: readers keep a set.
-            return self.log.stored(hash, parent_hash, tokens);
+            return self.log.stored(hash, parent_hash, salt, tokens);
         }
         if parent != ROOT {
             // Lookups do not reach a block whose parent they do not reach.
@@ -58,7 +58,7 @@ impl Announced {
             parent_content.children += 1;
         }
         self.contents.insert(number, AnnouncedContent { hash, parent, blocks: 1, children: 0 });
-        self.log.stored(hash, parent_hash, tokens);
+        self.log.stored(hash, parent_hash, salt, tokens);
     }
 
     /// A block with the content `number` was unpublished.
@@ -101,7 +101,20 @@ impl Announced {
         self.log.cleared();
     }
 
-    pub(crate) fn take(&mut self, into: &mut Vec<KvEvent>) {
-        self.log.take(into);
+    /// Moves the events to `into`. Returns whether the caller must announce all contents anew, in
+    /// the order of [`numbers`](Self::numbers).
+    pub(crate) fn take(&mut self, into: &mut Vec<KvEvent>) -> bool {
+        self.log.take(into)
+    }
+
+    /// Content number, hash and parent's hash of all announced contents, parents first.
+    pub(crate) fn numbers(&self) -> Vec<(u64, u64, Option<u64>)> {
+        let hash_of = |parent: &u64| self.contents.get(parent).map(|content| content.hash);
+        let content =
+            |(number, content): (&u64, &AnnouncedContent)| (*number, content.hash, hash_of(&content.parent));
+        let mut numbers: Vec<_> = self.contents.iter().map(content).collect();
+        // A child's number is higher than its parent's.
+        numbers.sort_unstable();
+        numbers
     }
 }

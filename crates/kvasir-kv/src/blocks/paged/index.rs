@@ -14,6 +14,7 @@
 //! Guarded by the unit tests with a constant hash, `tests/prefix_model.rs` and `tests/shadow`.
 
 use crate::blocks::BlockConfig;
+use crate::blocks::event_log::EventLog;
 use crate::blocks::hash::{BlockHashMap, hash_with, root_hash};
 use crate::blocks::index::{Found, Index, Offer};
 use crate::blocks::paged::announced::{Announced, ROOT};
@@ -24,6 +25,7 @@ use crate::contract::kind::CacheKind;
 use crate::contract::kv_event::KvEvent;
 use crate::shared::eviction_order::EvictionOrder;
 use crate::shared::id_set::IdSet;
+use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
 const NONE: BlockId = BlockId::MAX;
@@ -126,6 +128,19 @@ impl HashIndex {
     fn tokens_of(&self, block: BlockId) -> &[Token] {
         let first = block as usize * self.block_size;
         &self.tokens[first..first + self.block_size]
+    }
+
+    /// Appends events that store all announced contents.
+    fn announce_all(&self, into: &mut Vec<KvEvent>) {
+        let Some(announced) = &self.announced else { return };
+        let published = (0..).zip(&self.contents).filter(|(_, content)| content.number != UNPUBLISHED);
+        let blocks: HashMap<u64, BlockId> = published.map(|(at, content)| (content.number, at)).collect();
+        let mut log = EventLog::with_limit(usize::MAX);
+        for (number, hash, parent) in announced.numbers() {
+            let Some(&block) = blocks.get(&number) else { continue };
+            log.stored(hash, parent, self.contents[block as usize].salt, self.tokens_of(block));
+        }
+        log.take(into);
     }
 
     /// The block that holds `tokens` after the content `parent`, or how the search ended.
@@ -306,7 +321,7 @@ impl Index for HashIndex {
             self.link(block, content, twin);
             if let Some(announced) = &mut self.announced {
                 let parent = end.hash.filter(|_| end.number != ROOT);
-                announced.on_publish((number, hash), (end.number, parent), tokens);
+                announced.on_publish((number, hash), (end.number, parent), (offer.salt, tokens));
             }
             end = ChainEnd { number, hash: Some(hash) };
         }
@@ -343,8 +358,10 @@ impl Index for HashIndex {
     }
 
     fn take_events(&mut self, into: &mut Vec<KvEvent>) {
-        if let Some(announced) = &mut self.announced {
-            announced.take(into);
+        if let Some(announced) = &mut self.announced
+            && announced.take(into)
+        {
+            self.announce_all(into);
         }
     }
 

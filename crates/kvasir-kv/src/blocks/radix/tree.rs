@@ -13,7 +13,6 @@
 //! Guarded by `tests/radix_model.rs` against a naive tree.
 
 use crate::blocks::event_log::EventLog;
-use crate::blocks::hash::root_hash;
 use crate::blocks::index::Unpinned;
 use crate::blocks::radix::lru_heap::LruHeap;
 use crate::contract::ids::{BlockId, Token};
@@ -439,9 +438,31 @@ impl RadixTree {
 
     /// Moves the recorded KV events to `into`.
     pub(crate) fn take_events(&mut self, into: &mut Vec<KvEvent>) {
-        if let Some(log) = &mut self.log {
-            log.take(into);
+        if let Some(log) = &mut self.log
+            && log.take(into)
+        {
+            self.announce_all(into);
         }
+    }
+
+    /// Appends events that store all pages.
+    fn announce_all(&self, into: &mut Vec<KvEvent>) {
+        let mut children = HashMap::<NodeId, Vec<NodeId>>::new();
+        self.edges.iter().for_each(|(&(parent, _), &child)| children.entry(parent).or_default().push(child));
+        let mut log = EventLog::with_limit(usize::MAX);
+        let mut below: Vec<(NodeId, Option<u64>, u64)> =
+            self.roots.iter().map(|(&salt, &root)| (root, None, salt)).collect();
+        while let Some((at, mut parent, salt)) = below.pop() {
+            let node = &self.nodes[at as usize];
+            log.begin_publication();
+            for (&hash, page) in node.hashes.iter().zip(node.key.chunks_exact(self.page)) {
+                log.stored(hash, parent, salt, page);
+                parent = Some(hash);
+            }
+            let children = children.remove(&at).unwrap_or_default();
+            below.extend(children.into_iter().map(|child| (child, parent, salt)));
+        }
+        log.take(into);
     }
 
     /// Removes all nodes; KV events continue to be recorded.
@@ -455,9 +476,9 @@ impl RadixTree {
     fn log_stored(&mut self, parent: NodeId, tokens: &[Token]) -> Vec<u64> {
         let Some(log) = &mut self.log else { return Vec::new() };
         let above = &self.nodes[parent as usize];
-        let root = if above.parent == NONE { root_hash(above.edge) } else { None };
+        let salt = if above.parent == NONE { above.edge } else { 0 };
         let mut hashes = Vec::with_capacity(tokens.len() / self.page);
-        log.stored_all(above.hashes.last().copied(), root, tokens, self.page, &mut hashes);
+        log.stored_all(above.hashes.last().copied(), salt, tokens, self.page, &mut hashes);
         hashes
     }
 
