@@ -3,7 +3,7 @@
 
 use kvasir_bench::{
     sim::{Replica, Report, Run, engine, run},
-    workload::{AgentProfile, AgentSessions, Agents, ScriptedModel, SeededParams, Workload},
+    workload::{AgentProfile, AgentSessions, Agents, Poisson, ScriptedModel, SeededParams, Workload},
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Route};
 use kvasir_kv::{Radix, blocks::BlockConfig};
@@ -15,11 +15,13 @@ struct Fleet {
     route: Route,
     blocks: u32,
     faults: Faults,
+    limits: Limits,
 }
 
 impl Fleet {
     fn new(replicas: u64, route: Route) -> Self {
-        Self { replicas, route, blocks: 2000, faults: Faults::default() }
+        let limits = Limits { max_num_seqs: 64, max_model_len: 16_384, ..Limits::default() };
+        Self { replicas, route, blocks: 2000, faults: Faults::default(), limits }
     }
 
     fn replica(&self, index: u64) -> Replica {
@@ -28,9 +30,8 @@ impl Fleet {
         let faults = Faults { seed: index, ..self.faults };
         let device = CostDevice::new(preset, clock.clone(), Box::new(ScriptedModel)).with_faults(faults);
         let cache = Radix::new(BlockConfig { blocks: self.blocks, ..BlockConfig::default() }).unwrap();
-        let limits = Limits { max_num_seqs: 64, max_model_len: 16_384, ..Limits::default() };
         let policy = Box::new(Chunked::new(8192, Mixing::Off));
-        let mut core = Core::new(limits, Order::Fcfs, policy, Box::new(cache));
+        let mut core = Core::new(self.limits, Order::Fcfs, policy, Box::new(cache));
         if self.route == Route::Prefix {
             core.record_kv_events().unwrap();
         }
@@ -112,4 +113,21 @@ fn a_lost_replica_leaves_the_others_serving() {
     let faults = Faults { lost: 200, ..Faults::default() };
     let report = Fleet { faults, ..fleet }.run(&mut Agents::new(params(400, 40.0)));
     assert!(report.broke_off.is_some_and(|why| why.contains("lost")));
+}
+
+/// The queue limit is one of each replica: 8 replicas take 8 times as many requests in about the time
+/// of one, and refuse none.
+#[test]
+fn each_replica_has_a_queue_of_its_own() {
+    let seconds = |replicas| {
+        let fleet = Fleet::new(replicas, Route::RoundRobin);
+        let fleet = Fleet { limits: Limits { max_waiting: 4, ..fleet.limits }, ..fleet };
+        let burst =
+            SeededParams { output_tokens: 2, prompt_tokens: 16, ..params(replicas * 200, f64::INFINITY) };
+        let report = fleet.run(&mut Poisson::new(burst));
+        assert_eq!((report.finished, report.refused), (replicas * 200, 0));
+        report.seconds
+    };
+    let (one, eight) = (seconds(1), seconds(8));
+    assert!(eight < one * 2.0, "{one} s, {eight} s");
 }

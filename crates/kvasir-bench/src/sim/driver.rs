@@ -85,8 +85,10 @@ pub(crate) struct Driver<'a> {
     ended: u64,
     /// Requests in the queues of all replicas.
     waiting: usize,
-    /// Bound on `waiting`.
+    /// Bound on the queue of each replica.
     max_queued: usize,
+    /// Replicas whose queue is full.
+    full: usize,
     /// Time of the newest event.
     now: Nanos,
 }
@@ -104,7 +106,7 @@ impl<'a> Driver<'a> {
         let route = if replicas.len() == 1 { Route::RoundRobin } else { route };
         let core = replicas.first().map(|replica| replica.engine.core());
         let block_size = core.map_or(1, |core| core.cache().shape().block_size);
-        let max_queued = core.map_or(0, |core| core.limits().max_waiting as usize).min(MAX_WAITING);
+        let max_queued = core.map_or(1, |core| core.limits().max_waiting as usize).max(1);
         let config = RouterConfig { block_size, ..RouterConfig::new(route) };
         Self {
             router: Router::new(config, replicas.len()),
@@ -122,6 +124,7 @@ impl<'a> Driver<'a> {
             ended: 0,
             waiting: 0,
             max_queued,
+            full: 0,
             now: 0,
         }
     }
@@ -188,10 +191,25 @@ impl<'a> Driver<'a> {
 
     /// Due time of the next request that has one, unless the queues are full.
     fn next_arrival(&self) -> Option<Nanos> {
-        if self.waiting >= self.max_queued {
+        if self.is_full() {
             return None;
         }
         self.next_time()
+    }
+
+    /// Whether arrivals wait in the workload: a replica would refuse one, or all queues together hold
+    /// as many as fit in memory.
+    fn is_full(&self) -> bool {
+        self.full > 0 || self.waiting >= MAX_WAITING
+    }
+
+    /// Updates the counts of waiting requests after a replica's queue has changed.
+    fn count_waiting(&mut self, index: usize) {
+        let replica = &mut self.replicas[index];
+        let now = replica.waiting();
+        let before = std::mem::replace(&mut replica.counted_waiting, now);
+        self.waiting = self.waiting + now - before;
+        self.full = self.full + usize::from(now >= self.max_queued) - usize::from(before >= self.max_queued);
     }
 
     fn next_time(&self) -> Option<Nanos> {
@@ -205,8 +223,8 @@ impl<'a> Driver<'a> {
 
     /// Admits all due requests up to the queue bound.
     fn admit_due(&mut self) -> Result<(), String> {
-        for _ in 0..self.max_queued {
-            if self.waiting >= self.max_queued {
+        for _ in 0..MAX_WAITING {
+            if self.is_full() {
                 break;
             }
             let now = self.now;
@@ -262,7 +280,6 @@ impl<'a> Driver<'a> {
         let index = charge.replica();
         let replica = &mut self.replicas[index];
         replica.has_arrivals = true;
-        let before = replica.waiting();
         if !replica.is_scheduled {
             replica.clock.advance(self.now);
             replica.is_scheduled = true;
@@ -273,7 +290,7 @@ impl<'a> Driver<'a> {
             // A refusal is delivered as the request's last event.
             Err(_) => self.router.release(charge),
         }
-        self.waiting = self.waiting + self.replicas[index].waiting() - before;
+        self.count_waiting(index);
         Ok(())
     }
 
@@ -289,9 +306,9 @@ impl<'a> Driver<'a> {
         self.replicas[index].is_scheduled = true;
         self.admit_due()?;
         let replica = &mut self.replicas[index];
-        let before = replica.waiting();
         let turn = replica.step(&self.count);
-        self.waiting = self.waiting + replica.waiting() - before;
+        self.count_waiting(index);
+        let replica = &mut self.replicas[index];
         let had_arrivals = std::mem::take(&mut replica.has_arrivals);
         let now = replica.clock.now();
         let next = match turn {

@@ -41,6 +41,8 @@ pub(crate) struct SimulatedReplica {
     live: Vec<Live>,
     charges: HashMap<RequestId, Charge>,
     pub(crate) results: Results,
+    /// Requests in its queue when they were last counted.
+    pub(crate) counted_waiting: usize,
     /// Whether a request has arrived since the last step.
     pub(crate) has_arrivals: bool,
     /// Whether its next turn is scheduled.
@@ -56,6 +58,7 @@ impl SimulatedReplica {
             live: Vec::new(),
             charges: HashMap::new(),
             results: Results::default(),
+            counted_waiting: 0,
             has_arrivals: false,
             is_scheduled: false,
             report: ReplicaReport::default(),
