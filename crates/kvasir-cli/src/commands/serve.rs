@@ -381,18 +381,19 @@ impl Args {
         let Started { app, name, facts: EngineFacts { backend, slots, .. }, .. } = started;
         let backend = backend.into_owned();
         let _loads = loads.map(|loads| start_loads(loads, &app, reports.clone())).transpose()?;
-        let probes = probes.map_or_else(String::new, |(address, sender)| {
-            let _ = sender.send(app.clone());
-            format!(", probes at http://{address}")
-        });
         runtime.block_on(async {
             let listener = loading.finish().await;
             let listener = listener.ok_or_else(|| Failure::failed("the listener has ended"))?;
+            let mut probes_at = String::new();
+            if let Some(probes) = probes {
+                probes_at = format!(", probes at http://{}", probes.address());
+                probes.serve_app(app.clone()).await;
+            }
             let seconds = began.elapsed().as_secs_f64();
             log_info(
                 &reports,
                 &format!(
-                    "{name} on {backend}, {slots} slots, {scheme}://{address}, ready after {seconds:.2} s{probes}"
+                    "{name} on {backend}, {slots} slots, {scheme}://{address}, ready after {seconds:.2} s{probes_at}"
                 ),
                 vec![
                     ("model", name.clone().into()),

@@ -1,7 +1,8 @@
 //! Serves a bound listener while the model loads: `/live` succeeds, all other paths get `503`.
 //!
 //! The port is bound before the model is read, so a port in use fails at once, and probes reach a
-//! server that is not ready. Connections close after their response.
+//! server that is not ready. Connections close after their response; those that are open when the
+//! service ends get theirs.
 
 use crate::error::ApiError;
 use crate::http::connections::Connections;
@@ -31,9 +32,12 @@ impl Loading {
             loop {
                 tokio::select! {
                     (connection, client) = listener.accept() => connections.serve(connection, client),
-                    _ = &mut on_loaded => return listener,
+                    _ = &mut on_loaded => break,
                 }
             }
+            // Dropping the sender would close connections whose request has not arrived yet.
+            tokio::spawn(async move { connections.shutdown.closed().await });
+            listener
         });
         Self { task, loaded }
     }

@@ -20,15 +20,11 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Serves `/live`, `/health` and, without API keys, `/metrics` on a separate listener for the
-/// lifetime of the process, including graceful shutdown. Returns its address, and a sender for the
-/// app, to be used once the model is loaded; until then, [`Loading`] serves the listener.
+/// lifetime of the process, including graceful shutdown. Until the app is there
+/// ([`Probes::serve_app`]), [`Loading`] serves the listener.
 ///
 /// It has a thread and a runtime of its own, so probes never wait for other requests.
-pub fn start_probes(
-    address: SocketAddr,
-    connections: usize,
-    read_timeout: Duration,
-) -> io::Result<(SocketAddr, oneshot::Sender<Arc<App>>)> {
+pub fn start_probes(address: SocketAddr, connections: usize, read_timeout: Duration) -> io::Result<Probes> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let listener = {
         let _context = runtime.enter();
@@ -38,14 +34,37 @@ pub fn start_probes(
     let (sender, app) = oneshot::channel();
     let probes = move || runtime.block_on(serve_probes(app, listener));
     thread::Builder::new().name("probes".into()).spawn(probes)?;
-    Ok((address, sender))
+    Ok(Probes { address, app: sender })
 }
 
-async fn serve_probes(app: oneshot::Receiver<Arc<App>>, listener: LimitListener) {
+/// The probe listener of a server that loads its model.
+pub struct Probes {
+    address: SocketAddr,
+    app: oneshot::Sender<(Arc<App>, oneshot::Sender<()>)>,
+}
+
+impl Probes {
+    /// The listener's address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Hands over the app of the loaded model. Probes that connect after this has returned reach it.
+    pub async fn serve_app(self, app: Arc<App>) {
+        let (taken_over, waits) = oneshot::channel();
+        // Fails only if the thread of the listener has ended.
+        if self.app.send((app, taken_over)).is_ok() {
+            let _ = waits.await;
+        }
+    }
+}
+
+async fn serve_probes(app: oneshot::Receiver<(Arc<App>, oneshot::Sender<()>)>, listener: LimitListener) {
     let loading = Loading::start(listener);
-    let Ok(app) = app.await else { return };
+    let Ok((app, taken_over)) = app.await else { return };
     let Some(mut listener) = loading.finish().await else { return };
     let connections = Connections::new(app.probes(), &listener);
+    let _ = taken_over.send(());
     loop {
         let (connection, client) = listener.accept().await;
         connections.serve(connection, client);

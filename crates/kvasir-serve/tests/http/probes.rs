@@ -109,3 +109,26 @@ fn a_bound_port_answers_while_the_model_loads() {
     let close = "Connection: close\r\n";
     assert_eq!([status(address, "/health", close), status(address, "/v1/models", close)], [200, 200]);
 }
+
+/// The response to a request on an open connection.
+fn exchange(mut stream: TcpStream, path: &str) -> String {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    assert!(read.is_ok() || !answer.is_empty(), "{path}: {read:?}");
+    answer
+}
+
+/// A connection that was accepted while the model loaded gets its response, and later ones the app's.
+#[test]
+fn connections_opened_while_the_model_loads_are_answered() {
+    let server = Server::start(CacheKind::Radix, 512, &[]);
+    let (address, loading) = server.listen_loading();
+    let early = connect(address);
+    // A later connection was accepted, so the early one was, too.
+    assert_eq!(status(address, "/live", ""), 200);
+    server.finish_loading(loading);
+    assert_eq!(status(address, "/health", "Connection: close\r\n"), 200);
+    let answer = exchange(early, "/live");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}

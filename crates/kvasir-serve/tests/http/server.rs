@@ -135,8 +135,9 @@ impl Server {
     /// Serves probes on a socket with this connection limit.
     pub(crate) fn listen_for_probes(&self, places: usize) -> SocketAddr {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        let (address, loaded) = start_probes(address, places, Duration::from_secs(30)).unwrap();
-        assert!(loaded.send(self.app.clone()).is_ok());
+        let probes = start_probes(address, places, Duration::from_secs(30)).unwrap();
+        let address = probes.address();
+        self.runtime.block_on(probes.serve_app(self.app.clone()));
         address
     }
 
