@@ -154,10 +154,8 @@ pub enum RouteError {
 impl fmt::Display for RouteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownReplica(replica) => write!(f, "data_parallel_rank: no replica {replica}"),
-            Self::Unavailable(replica) => {
-                write!(f, "data_parallel_rank: replica {replica} is not available")
-            }
+            Self::UnknownReplica(replica) => write!(f, "there is no replica `{replica}`"),
+            Self::Unavailable(replica) => write!(f, "replica `{replica}` is not available"),
             Self::NoneAvailable => f.write_str("no replica is available"),
         }
     }
