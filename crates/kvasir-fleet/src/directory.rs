@@ -11,10 +11,15 @@ use std::{
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     process,
+    time::Duration,
 };
 
 /// Prefix of the names of directories in use.
 const PREFIX: &str = "kvasir-fleet-";
+/// Prefix of the names of directories whose creation has begun.
+const NEW_PREFIX: &str = ".kvasir-new-";
+/// Age from which a directory of that name counts as left by a front that was killed.
+const NEW_AGE: Duration = Duration::from_secs(60);
 /// Name of the locked file.
 const LOCK: &str = "lock";
 
@@ -37,7 +42,7 @@ impl SocketDirectory {
         for attempt in 0..100 {
             let name = format!("{}-{attempt}", process::id());
             // Renamed once it is locked, so that no other start removes it as abandoned.
-            let new = parent.join(format!(".kvasir-new-{name}"));
+            let new = parent.join(format!("{NEW_PREFIX}{name}"));
             match DirBuilder::new().mode(0o700).create(&new) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 created => created?,
@@ -67,14 +72,21 @@ impl Drop for SocketDirectory {
     }
 }
 
-/// Removes directories of this user whose lock is free.
+/// Removes directories of this user whose lock is free. Directories whose creation has begun may lack
+/// a lock or hold one that is not locked yet, so those are removed only if they are old.
 fn remove_abandoned(parent: &Path) {
     let own = rustix::process::getuid().as_raw();
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let is_named = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
-        let is_own = entry.metadata().is_ok_and(|data| data.is_dir() && data.uid() == own);
-        if is_named && is_own && File::open(entry.path().join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok())
-        {
+        let Ok(data) = entry.metadata() else { continue };
+        let (file_name, is_own) = (entry.file_name(), data.is_dir() && data.uid() == own);
+        let Some(name) = file_name.to_str().filter(|_| is_own) else { continue };
+        let is_free = match File::open(entry.path().join(LOCK)) {
+            Ok(lock) => lock.try_lock().is_ok(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound && name.starts_with(NEW_PREFIX),
+        };
+        let age = data.modified().ok().and_then(|time| time.elapsed().ok()).unwrap_or_default();
+        let is_named = name.starts_with(PREFIX) || name.starts_with(NEW_PREFIX) && age >= NEW_AGE;
+        if is_free && is_named {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -84,7 +96,7 @@ fn remove_abandoned(parent: &Path) {
 mod tests {
     use super::*;
     use kvasir_testkit::paths::scratch;
-    use std::os::unix::fs::PermissionsExt;
+    use std::{os::unix::fs::PermissionsExt, time::SystemTime};
 
     #[test]
     fn only_abandoned_directories_are_removed() {
@@ -98,6 +110,17 @@ mod tests {
         let second = SocketDirectory::create_in(&scratch).unwrap();
         assert!(!abandoned.exists() && first.path().exists() && second.path() != first.path());
         assert!(scratch.join(format!("{PREFIX}without-lock")).exists());
+        // A front that is killed before it has renamed its directory leaves it.
+        let new = |name: &str, age: u64| {
+            let path = scratch.join(format!("{NEW_PREFIX}{name}"));
+            fs::create_dir(&path).unwrap();
+            let time = SystemTime::now() - Duration::from_secs(age);
+            File::open(&path).unwrap().set_modified(time).unwrap();
+            path
+        };
+        let (old, fresh) = (new("2-0", 120), new("3-0", 0));
+        let third = SocketDirectory::create_in(&scratch).unwrap();
+        assert!(!old.exists() && fresh.exists() && third.path().exists());
         let path = first.path().to_owned();
         drop(first);
         assert!(!path.exists());
