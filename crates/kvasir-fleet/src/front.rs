@@ -16,11 +16,13 @@
 mod tests;
 
 use crate::open_request::{Ending, OpenRequest, Placement};
+use crate::session_homes::SessionHomes;
 use kvasir_engine::{
     Charge, Fault, Finish, Message, Nanos, Outbox, Request, RouteRequest, Router, SessionId,
 };
 use std::{
     collections::{BTreeMap, HashMap},
+    ops::Range,
     sync::Arc,
 };
 
@@ -42,8 +44,7 @@ pub(crate) struct Front {
     /// The caller's tag by the tag of a run.
     runs: HashMap<u64, u64>,
     next_run: u64,
-    /// The worker that retains a session's K/V.
-    sessions: HashMap<SessionId, usize>,
+    sessions: SessionHomes,
     /// Messages to workers, in order.
     pub(crate) sends: Vec<WorkerMessage>,
     /// Events of requests and sessions that no worker reports.
@@ -60,7 +61,7 @@ impl Front {
             requests: BTreeMap::new(),
             runs: HashMap::new(),
             next_run: 1,
-            sessions: HashMap::new(),
+            sessions: SessionHomes::default(),
             sends: Vec::new(),
             outbox: Outbox::default(),
         }
@@ -99,21 +100,20 @@ impl Front {
             Message::StopAt { tag, keep } => self.end(tag, Ending::StopAt(keep), now),
             Message::Fork { from, into, at } => {
                 let Some(replica) = self.home_of(from) else {
-                    self.outbox.retained.extend(into.into_iter().map(|session| (session, 0)));
+                    for session in into {
+                        self.end_session(session);
+                        self.outbox.retained.push((session, 0));
+                    }
                     return;
                 };
-                self.sessions.extend(into.iter().map(|session| (*session, replica)));
+                into.iter().for_each(|session| self.set_home(*session, replica));
                 self.send(replica, Message::Fork { from, into, at });
             }
             Message::Rewind { session, .. } | Message::Cut { session, .. } => match self.home_of(session) {
                 Some(replica) => self.send(replica, message),
                 None => self.outbox.retained.push((session, 0)),
             },
-            Message::EndSession(session) => {
-                if let Some(replica) = self.sessions.remove(&session) {
-                    self.send(replica, Message::EndSession(session));
-                }
-            }
+            Message::EndSession(session) => self.end_session(session),
             Message::Drain | Message::Exit => {}
         }
     }
@@ -156,9 +156,9 @@ impl Front {
             finished.get(&summary.request).map(|open| open.complete(summary)).is_some()
         });
         retained.retain(|(session, tokens)| {
-            let is_home = self.sessions.get(session) == Some(&replica);
+            let is_home = self.sessions.get(*session) == Some(replica);
             if is_home && *tokens == 0 {
-                self.sessions.remove(session);
+                self.sessions.remove(*session);
             }
             is_home
         });
@@ -205,6 +205,16 @@ impl Front {
         self.place_waiting();
     }
 
+    /// A message that adds runs to a worker was not sent, because it is too large: their requests
+    /// fail.
+    pub(crate) fn undeliverable(&mut self, runs: Range<u64>, now: Nanos) {
+        for run in runs {
+            if let Some(open) = self.forget(run) {
+                open.end(Finish::Failed(Fault::MessageSize), now, &mut self.outbox);
+            }
+        }
+    }
+
     /// Ends all open requests as aborted.
     pub(crate) fn abort_all(&mut self, now: Nanos) {
         for open in std::mem::take(&mut self.requests).into_values() {
@@ -218,14 +228,8 @@ impl Front {
     fn stop_using(&mut self, replica: usize) {
         self.is_ready[replica] = false;
         self.router.set_available(replica, false);
-        let sessions = &mut self.sessions;
-        let outbox = &mut self.outbox;
-        sessions.retain(|session, home| {
-            if *home == replica {
-                outbox.retained.push((*session, 0));
-            }
-            *home != replica
-        });
+        let sessions = self.sessions.take_of(replica);
+        self.outbox.retained.extend(sessions.into_iter().map(|session| (session, 0)));
     }
 
     fn tags_on(&self, replica: usize) -> Vec<u64> {
@@ -334,16 +338,33 @@ impl Front {
         }
         let pins = params.pins.iter().map(|pin| pin.session);
         for session in params.session.into_iter().chain(pins) {
-            if let Some(other) = self.sessions.insert(session, replica).filter(|other| *other != replica) {
-                self.send(other, Message::EndSession(session));
-            }
+            self.set_home(session, replica);
         }
         self.sends.push(WorkerMessage { replica, message, recipe: recipe.map(|recipe| recipe.to_string()) });
     }
 
     /// The worker that retains a session's K/V, if it accepts requests.
     fn home_of(&self, session: SessionId) -> Option<usize> {
-        self.sessions.get(&session).copied().filter(|replica| self.is_ready[*replica])
+        self.sessions.get(session).filter(|replica| self.is_ready[*replica])
+    }
+
+    /// Makes a worker the home of a session. The worker that was it before releases the session, and
+    /// so do the workers of sessions that exceed the limit.
+    fn set_home(&mut self, session: SessionId, replica: usize) {
+        if let Some(other) = self.sessions.set(session, replica).filter(|other| *other != replica) {
+            self.send(other, Message::EndSession(session));
+        }
+        while let Some((session, replica)) = self.sessions.pop_excess() {
+            self.send(replica, Message::EndSession(session));
+            self.outbox.retained.push((session, 0));
+        }
+    }
+
+    /// Ends a session at the worker that retains it.
+    fn end_session(&mut self, session: SessionId) {
+        if let Some(replica) = self.sessions.remove(session) {
+            self.send(replica, Message::EndSession(session));
+        }
     }
 
     fn send(&mut self, replica: usize, message: Message) {

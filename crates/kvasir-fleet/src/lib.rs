@@ -41,6 +41,7 @@ mod open_request;
 mod rank_port;
 mod ranks;
 mod replica;
+mod session_homes;
 mod status;
 mod transport;
 mod worker;

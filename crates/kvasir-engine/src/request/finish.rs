@@ -159,6 +159,8 @@ pub enum Fault {
     Constraint,
     /// The logits contained NaN or infinity.
     NotFinite,
+    /// A message about it between the server and a worker process is larger than allowed.
+    MessageSize,
     /// A bug: the step lacked an output, or the cache rejected a valid operation.
     Internal,
 }
@@ -202,6 +204,9 @@ impl fmt::Display for Fault {
             Self::Constraint => "the grammar allows no further token, or its matcher exceeded a limit",
             Self::NotFinite => {
                 "the logits are not finite numbers: weights or config are broken, or the arithmetic overflows"
+            }
+            Self::MessageSize => {
+                "the request or its results are too large for the messages between the server and its workers"
             }
             Self::Internal => "its step returned no output for it: a bug",
         })

@@ -254,3 +254,62 @@ fn a_request_that_crashes_its_workers_fails() {
     assert_eq!(losses, 5);
     assert_eq!(simulation.answers[&1].ends, [Finish::Failed(Fault::DeviceLost)]);
 }
+
+/// A front over two workers that are ready.
+fn front_of_two() -> Front {
+    let mut front = Front::new(Router::new(RouterConfig::new(Route::LeastRequests), 2), 2);
+    (0..2).for_each(|replica| front.worker_ready(replica));
+    front
+}
+
+/// A request of a session, and the worker that gets it.
+fn place(front: &mut Front, tag: u64, session: u64) -> usize {
+    let params = Params { session: Some(SessionId(session)), ..Params::default() };
+    let request = Request { tag, prompt: vec![1, 2, 3], params };
+    front.take(Message::Add { request: Box::new(request), n: 1 }, 1);
+    front.sends.iter().rfind(|send| matches!(send.message, Message::Add { .. })).unwrap().replica
+}
+
+#[test]
+fn a_request_too_large_for_a_message_ends() {
+    let mut front = front_of_two();
+    let request = Request { tag: 7, prompt: vec![1; 9], ..Request::default() };
+    front.take(Message::Add { request: Box::new(request), n: 2 }, 1);
+    let WorkerMessage { message: Message::Add { request, n }, .. } = &front.sends[0] else { panic!() };
+    front.undeliverable(request.tag..request.tag + u64::from(*n), 5);
+    assert!(front.is_idle() && front.runs.is_empty());
+    let ends: Vec<_> = front.outbox.events.iter().map(|event| (event.tag, event.finish)).collect();
+    let end = Some(Finish::Failed(Fault::MessageSize));
+    assert_eq!(ends, [(7, end), (8, end)]);
+    assert_eq!(front.outbox.ended[1].prompt, 9);
+    assert_eq!((front.load(0), front.load(1)), ((0, 0), (0, 0)));
+}
+
+#[test]
+fn a_fork_releases_its_targets_on_other_workers() {
+    let mut front = front_of_two();
+    let (first, second) = (place(&mut front, 1, 10), place(&mut front, 2, 20));
+    assert_ne!(first, second);
+    front.sends.clear();
+    let fork = Message::Fork { from: SessionId(10), into: vec![SessionId(20), SessionId(30)], at: 2 };
+    front.take(fork.clone(), 1);
+    let sends: Vec<_> = front.sends.drain(..).map(|send| (send.replica, send.message)).collect();
+    assert_eq!(sends, [(second, Message::EndSession(SessionId(20))), (first, fork)]);
+    // A fork of a session without K/V leaves its targets without K/V, too.
+    let fork = Message::Fork { from: SessionId(99), into: vec![SessionId(30)], at: 2 };
+    front.take(fork, 1);
+    let sends: Vec<_> = front.sends.drain(..).map(|send| (send.replica, send.message)).collect();
+    assert_eq!(sends, [(first, Message::EndSession(SessionId(30)))]);
+    assert_eq!(front.outbox.retained, [(SessionId(30), 0)]);
+}
+
+#[test]
+fn sessions_beyond_the_limit_are_released() {
+    let mut front = front_of_two();
+    front.sessions = SessionHomes::with_limit(2);
+    let homes: Vec<usize> = (1..=3).map(|tag| place(&mut front, tag, tag * 10)).collect();
+    let ended = front.sends.iter().filter(|send| matches!(send.message, Message::EndSession(_)));
+    let ended: Vec<_> = ended.map(|send| (send.replica, send.message.clone())).collect();
+    assert_eq!(ended, [(homes[0], Message::EndSession(SessionId(10)))]);
+    assert_eq!(front.outbox.retained, [(SessionId(10), 0)]);
+}

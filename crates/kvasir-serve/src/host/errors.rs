@@ -37,6 +37,9 @@ pub fn failure(finish: Finish) -> Option<ApiError> {
         Finish::Failed(fault @ Fault::Constraint) => {
             Some(ApiError { code: Some("invalid_value"), ..ApiError::body(fault.to_string()) })
         }
+        Finish::Failed(fault @ Fault::MessageSize) => {
+            Some(ApiError { code: Some("too_large"), ..ApiError::body(fault.to_string()) })
+        }
         Finish::Failed(fault @ Fault::NotFinite) => Some(ApiError::failed(fault.to_string())),
         Finish::Failed(fault) => {
             Some(ApiError::failed(format!("the step that ran this request failed ({fault:?})")))
