@@ -15,7 +15,7 @@ use kvasir::{
     PackedWeights, Precision, PrefillProgress, Rank, Speculation,
 };
 use kvasir_chat::ChatModel;
-use kvasir_engine::{Engine, Route};
+use kvasir_engine::{Engine, Replicas, Route};
 use kvasir_exec::{RankControl, Ranks};
 use kvasir_fleet::{
     Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, RankGroup, StepBroadcast, StepHashes,
@@ -130,6 +130,9 @@ pub(crate) struct EngineFacts {
     pub(crate) shared_bytes: u64,
     /// Text for the log: number of threads and activation precision, or the name of the backend.
     pub(crate) arithmetic: String,
+    /// Configuration of a worker's engine, in the trace page's format.
+    #[serde(default)]
+    pub(crate) setup: Map<String, Value>,
 }
 
 impl EngineFacts {
@@ -192,6 +195,7 @@ impl ReadyEngine {
                 Some((threads, precision)) => format!("{threads} threads, {}", precision_name(precision)),
                 None => format!("{} backend", loaded.backend()),
             },
+            setup: Map::new(),
         };
         Ok(Self { engine, loaded, facts, setup })
     }
@@ -212,6 +216,8 @@ pub(crate) struct Started {
     pub(crate) facts: EngineFacts,
     /// Progress of the newest prompt, if it is followed.
     pub(crate) prefill: Option<PrefillProgress>,
+    /// What the operator should know of the configuration.
+    pub(crate) warning: Option<&'static str>,
 }
 
 impl Started {
@@ -265,9 +271,9 @@ impl Started {
         let host = Host::start_wrapped(engine, wrap, allowed(facts.slots, facts.max_len), reports, timeout);
         let host = host.map_err(Failure::failed)?;
         let ranks = facts.ranks(None, streams);
-        let live = Live { feed: Some(feed), ranks, setup: Value::Object(setup) };
+        let live = Live { feed, ranks, setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
-        Ok(Self { app, name, facts, prefill })
+        Ok(Self { app, name, facts, prefill, warning: None })
     }
 
     /// Starts worker processes, each of which loads the model, and the HTTP app in front of them.
@@ -297,6 +303,7 @@ impl Started {
             route: fleet.route,
             command: (fleet.command)(packed_file),
             identity,
+            step_timeout: timeout,
             kv_events,
             on_counters: Box::new(move |replica, counters| counted.update(replica, counters)),
             on_log: Box::new(move |is_warning, line| {
@@ -305,19 +312,26 @@ impl Started {
             }),
         });
         let started = started.map_err(Failure::failed)?;
-        let kvasir_fleet::Facts { slots, max_len, cut_obstacle, more, .. } = started.facts().clone();
+        let kvasir_fleet::Facts { slots, max_len, has_kv_events, cut_obstacle, more, .. } =
+            started.facts().clone();
+        let warning = (fleet.route == Route::Prefix && !has_kv_events).then_some(
+            "the engines' caches record no KV events, so --route prefix routes by session and load",
+        );
         let facts: EngineFacts = serde_json::from_str(&more).map_err(Failure::failed)?;
         let facts = EngineFacts { slots, max_len, ..facts };
         let hidden = !model.compute().is_simulated();
         let served = build_model(name.clone(), &opened, hidden, sampling_args, defaults.as_ref(), max_len)?;
-        let replicas = Arc::new(started.handle());
+        let replicas: Arc<dyn Replicas> = Arc::new(started.handle());
+        let live = Live {
+            feed: StepFeed::of_replicas(replicas.clone()),
+            ranks: facts.ranks(Some(fleet.route), streams),
+            setup: Value::Object(facts.setup.clone()),
+        };
         let parts = FleetParts { serving: Box::new(started), replicas, cut_obstacle, metrics: observer };
         let all = slots.saturating_mul(fleet.replicas);
         let host = Host::start_fleet(parts, allowed(all, max_len), reports).map_err(Failure::failed)?;
-        let ranks = facts.ranks(Some(fleet.route), streams);
-        let live = Live { feed: None, ranks, setup: Value::Null };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
-        Ok(Self { app, name, facts, prefill: None })
+        Ok(Self { app, name, facts, prefill: None, warning })
     }
 }
 

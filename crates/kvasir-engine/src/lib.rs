@@ -89,7 +89,7 @@ pub use crate::replicas::load_order::Load;
 pub use crate::replicas::rank_load::RankLoad;
 pub use crate::replicas::route::{Imbalance, Route, RouteError, RouteRequest, RouterConfig, UnknownRoute};
 pub use crate::replicas::router::{Charge, Router};
-pub use crate::replicas::status::{ReplicaPhase, ReplicaStatus, Replicas};
+pub use crate::replicas::status::{ReplicaPhase, ReplicaStatus, Replicas, Routing};
 pub use crate::request::event::{Event, EventOutput, Outbox, Summary};
 pub use crate::request::finish::{Fault, Finish, Parameter, Refusal};
 pub use crate::request::ids::{RequestId, SessionId};
@@ -117,6 +117,7 @@ pub use crate::speculation::lookup::ngram_drafter::{NGRAM, NgramDrafter};
 pub use crate::speculation::lookup::suffix_drafter::SuffixDrafter;
 pub use crate::speculation::statistics::DraftStats;
 pub use crate::speculation::width::DraftWidth;
+pub use crate::trace::step_source::{StepEvent, StepSource};
 pub use crate::trace::step_trace::{StepTrace, TableChange};
 pub use crate::trace::tracer::{TraceSink, Tracer};
 

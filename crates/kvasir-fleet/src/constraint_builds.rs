@@ -116,6 +116,11 @@ impl ConstraintBuilds {
         None
     }
 
+    /// Number of requests, siblings included, whose constraints are being built.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.pending.values().map(|pending| u64::from(pending.n)).sum()
+    }
+
     /// Waits for the next build to end.
     pub(crate) async fn next(&mut self) -> Option<Built> {
         self.built.recv().await

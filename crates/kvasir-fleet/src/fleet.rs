@@ -8,15 +8,18 @@ use crate::directory::SocketDirectory;
 use crate::error::FleetError;
 use crate::front::Front;
 use crate::kv_publisher::KvPublisher;
-use crate::message::{Facts, FromWorker, Identity};
+use crate::message::{Facts, FromWorker, Identity, ToWorker};
 use crate::monotonic;
+use crate::order::Order;
 use crate::replica::{Ended, Replica, WorkerCommand};
-use crate::status::{FleetHandle, Order};
+use crate::status::FleetHandle;
+use crate::step_watch::Watchers;
 use crate::transport::bind;
+use crate::watchdog::Watchdog;
 use crate::workers::{EXIT_TIME, OnCounters, OnLog, Workers};
-use kvasir_engine::{Exit, Message, Outbox, ReplicaPhase, Route, Router, RouterConfig, Serving};
+use kvasir_engine::{Exit, Message, Outbox, ReplicaPhase, Route, Router, RouterConfig, Routing, Serving};
 use kvasir_kv::KvEvent;
-use std::{sync::mpsc::Receiver, thread};
+use std::{sync::mpsc::Receiver, thread, time::Duration};
 use tokio::{
     runtime::Runtime,
     select,
@@ -35,6 +38,9 @@ pub struct FleetConfig {
     pub command: WorkerCommand,
     /// Version, model and options, which every worker must match.
     pub identity: Identity,
+    /// A worker that has requests and completes no step for this time is killed, and its requests
+    /// continue on others. At least 3 s.
+    pub step_timeout: Duration,
     /// Publishes the KV events of the replicas, each as a stream of its own.
     pub kv_events: Option<KvPublisher>,
     /// Receives counters.
@@ -51,16 +57,17 @@ pub struct Fleet {
     facts: Facts,
     handle: FleetHandle,
     orders: UnboundedReceiver<Order>,
+    watchdog: Watchdog,
 }
 
 impl Fleet {
     /// Starts the workers, and waits until all of them are ready.
     pub fn start(config: FleetConfig) -> Result<Self, FleetError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let FleetConfig { replicas, route, command, identity, kv_events, on_counters, on_log } = config;
+        let FleetConfig { replicas, route, command, identity, step_timeout, .. } = config;
+        let FleetConfig { kv_events, on_counters, on_log, .. } = config;
         let directory = SocketDirectory::create()?;
         let (orders_to, orders) = unbounded_channel();
-        let handle = FleetHandle { replicas: Default::default(), orders: orders_to };
         let (ended_to, ended) = unbounded_channel();
         let started = runtime.block_on(async {
             let (requests, results) = bind(directory.path()).await.map_err(FleetError::Socket)?;
@@ -81,10 +88,18 @@ impl Fleet {
             Ok::<_, FleetError>((workers, facts))
         });
         let (workers, facts) = started?;
+        let routing = Routing { route, has_kv_events: facts.has_kv_events };
+        let handle = FleetHandle {
+            replicas: Default::default(),
+            orders: orders_to,
+            routing,
+            watchers: Default::default(),
+        };
+        let watchdog = Watchdog::new(replicas as usize, step_timeout);
         let router = RouterConfig { block_size: facts.block_size, ..RouterConfig::new(route) };
         let mut front = Front::new(Router::new(router, replicas as usize), replicas as usize);
         (0..replicas as usize).for_each(|replica| front.worker_ready(replica));
-        let fleet = Self { runtime, workers, front, facts, handle, orders };
+        let fleet = Self { runtime, workers, front, facts, handle, orders, watchdog };
         fleet.publish();
         Ok(fleet)
     }
@@ -106,7 +121,7 @@ impl Fleet {
 
 impl Serving for Fleet {
     fn serve_inbox(self: Box<Self>, inbox: Receiver<Message>, deliver: &mut dyn FnMut(&Outbox)) -> Exit {
-        let Self { runtime, workers, front, handle, orders, .. } = *self;
+        let Self { runtime, workers, front, handle, orders, watchdog, .. } = *self;
         let (forward, messages) = unbounded_channel();
         let forwarding = thread::Builder::new().name("fleet-inbox".into()).spawn(move || {
             while let Ok(message) = inbox.recv()
@@ -117,7 +132,8 @@ impl Serving for Fleet {
             return Exit::Broken(format!("cannot start the inbox thread: {error}"));
         }
         let phase = Phase::Serving;
-        let mut serving = ServingFleet { workers, front, handle, phase, deliver };
+        let watchers = Watchers::default();
+        let mut serving = ServingFleet { workers, front, handle, watchdog, watchers, phase, deliver };
         runtime.block_on(serving.run(messages, orders))
     }
 }
@@ -146,6 +162,8 @@ struct ServingFleet<'a> {
     workers: Workers,
     front: Front,
     handle: FleetHandle,
+    watchdog: Watchdog,
+    watchers: Watchers,
     phase: Phase,
     deliver: &'a mut dyn FnMut(&Outbox),
 }
@@ -158,6 +176,8 @@ impl ServingFleet<'_> {
     ) -> Exit {
         let mut has_callers = true;
         loop {
+            let any_has_work = (0..self.workers.replicas.len()).any(|replica| self.has_work(replica));
+            self.watchdog.arm(any_has_work, Instant::now());
             let due = self.due();
             let workers = &mut self.workers;
             let input = select! {
@@ -194,8 +214,14 @@ impl ServingFleet<'_> {
     fn due(&self) -> Option<Instant> {
         match self.phase {
             Phase::Exiting(until) => Some(until),
-            _ => self.workers.replicas.iter().filter_map(Replica::due).min(),
+            _ => self.workers.replicas.iter().filter_map(Replica::due).chain(self.watchdog.due()).min(),
         }
+    }
+
+    /// Whether a worker should make steps.
+    fn has_work(&self, replica: usize) -> bool {
+        let state = &self.workers.replicas[replica];
+        state.takes_messages() && !state.is_ending && self.front.load(replica).0 > 0
     }
 
     async fn handle_input(&mut self, input: Input) {
@@ -206,6 +232,10 @@ impl ServingFleet<'_> {
             Input::Message(Some(message)) => self.front.take(message, now),
             Input::Hello(Ok(frames)) => match self.workers.handle_hello(&frames).await {
                 Ok(Some((replica, _))) => {
+                    self.watchdog.record_progress(replica);
+                    for message in self.watchers.resumed(replica) {
+                        self.workers.write(replica, &message).await;
+                    }
                     if self.workers.replicas[replica].phase == ReplicaPhase::Ready {
                         (self.workers.on_log)(false, &format!("replica {replica} is ready"));
                         self.front.worker_ready(replica);
@@ -215,7 +245,7 @@ impl ServingFleet<'_> {
                 Ok(None) => {}
                 Err(error) => (self.workers.on_log)(true, &error.to_string()),
             },
-            Input::Results(Ok(frames)) => self.handle_results(&frames),
+            Input::Results(Ok(frames)) => self.handle_results(&frames).await,
             // The peer has ended; its exit is a separate input.
             Input::Hello(Err(_)) | Input::Results(Err(_)) => {}
             Input::Ended(ended) => self.handle_process_end(ended),
@@ -235,7 +265,22 @@ impl ServingFleet<'_> {
                 self.workers.end(replica).await;
                 self.publish();
             }
+            Input::Order(Order::Watch { watcher, replica, key, events }) => {
+                let message = self.watchers.add(watcher, (replica, key), events);
+                self.send_watch(replica, &message).await;
+            }
+            Input::Order(Order::WatchMore { watcher, events }) => {
+                if let Some((replica, message)) = self.watchers.more(watcher, events) {
+                    self.send_watch(replica, &message).await;
+                }
+            }
+            Input::Order(Order::Unwatch(watcher)) => {
+                if let Some((replica, message)) = self.watchers.remove(watcher) {
+                    self.send_watch(replica, &message).await;
+                }
+            }
             Input::Timer => {
+                self.kill_hung();
                 if !matches!(self.phase, Phase::Exiting(_)) {
                     self.workers.start_due();
                     self.publish();
@@ -244,11 +289,37 @@ impl ServingFleet<'_> {
         }
     }
 
-    fn handle_results(&mut self, frames: &ZmqMessage) {
+    /// Sends a message about watchers to a worker, if it takes messages.
+    async fn send_watch(&mut self, replica: usize, message: &ToWorker) {
+        if self.workers.replicas[replica].takes_messages() {
+            self.workers.write(replica, message).await;
+        }
+    }
+
+    /// Kills the workers that have requests and make no step.
+    fn kill_hung(&mut self) {
+        let mut watchdog = std::mem::take(&mut self.watchdog);
+        let hung = watchdog.poll(Instant::now(), |replica| self.has_work(replica));
+        self.watchdog = watchdog;
+        for replica in hung {
+            let (requests, seconds) = (self.front.load(replica).0, self.watchdog.seconds());
+            let line = format!(
+                "replica {replica} has completed no step for {seconds:.0} s with {requests} open requests; \
+                 killing its process"
+            );
+            (self.workers.on_log)(true, &line);
+            let state = &mut self.workers.replicas[replica];
+            state.hangs += 1;
+            state.kill();
+        }
+    }
+
+    async fn handle_results(&mut self, frames: &ZmqMessage) {
         let Some((replica, message)) = self.workers.read(frames) else { return self.publish() };
         match message {
             FromWorker::Results(mut outbox) => {
                 let ended = outbox.ended.len();
+                self.watchdog.record_progress(replica);
                 if let Some(publisher) = &mut self.workers.kv_events {
                     publisher.publish(replica, &outbox.kv_events);
                 }
@@ -268,7 +339,22 @@ impl ServingFleet<'_> {
                     self.publish();
                 }
             }
-            FromWorker::Counters(counters) => (self.workers.on_counters)(replica, &counters),
+            FromWorker::TooLarge { runs } => {
+                (self.workers.on_log)(
+                    true,
+                    &format!("replica {replica}: the results of {} requests are too large", runs.len()),
+                );
+                runs.into_iter().for_each(|run| self.front.undeliverable(run..run + 1, monotonic::now()));
+            }
+            FromWorker::Counters { steps, is_building, counters } => {
+                self.watchdog.record_steps(replica, steps, is_building);
+                (self.workers.on_counters)(replica, &counters);
+            }
+            FromWorker::Steps { watcher, events } => {
+                if let Some(message) = self.watchers.deliver(replica, watcher, events) {
+                    self.send_watch(replica, &message).await;
+                }
+            }
             FromWorker::Stopped { why } => {
                 let state = &mut self.workers.replicas[replica];
                 if state.is_ending {
@@ -320,7 +406,13 @@ impl ServingFleet<'_> {
     /// Sends the front's messages to the workers, and delivers its outbox.
     async fn flush(&mut self) {
         for send in std::mem::take(&mut self.front.sends) {
-            self.workers.send(send).await;
+            let runs = match &send.message {
+                Message::Add { request, n } => request.tag..request.tag + u64::from(*n),
+                _ => 0..0,
+            };
+            if !self.workers.send(send).await {
+                self.front.undeliverable(runs, monotonic::now());
+            }
         }
         if !self.front.outbox.is_empty() {
             (self.deliver)(&self.front.outbox);

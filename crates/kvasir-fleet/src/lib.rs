@@ -38,12 +38,16 @@ mod load_publisher;
 mod message;
 mod monotonic;
 mod open_request;
+mod order;
+mod oversized;
 mod rank_port;
 mod ranks;
 mod replica;
 mod session_homes;
 mod status;
+mod step_watch;
 mod transport;
+mod watchdog;
 mod worker;
 mod workers;
 
@@ -59,5 +63,6 @@ pub use crate::ranks::{
 };
 pub use crate::replica::{WorkerArguments, WorkerCommand};
 pub use crate::status::FleetHandle;
-pub use crate::worker::{WorkerConfig, WorkerError, run_worker};
+pub use crate::step_watch::WatchSteps;
+pub use crate::worker::{ReadCounters, WorkerConfig, WorkerError, run_worker};
 pub use crate::workers::{OnCounters, OnLog};

@@ -6,12 +6,12 @@
 //! it drops.
 
 use bytes::Bytes;
-use kvasir_engine::{Message, Outbox};
+use kvasir_engine::{Message, Outbox, StepEvent};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zeromq::ZmqMessage;
 
 /// Version of the message format.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 /// Maximum size of an encoded message.
 const MAX_BYTES: usize = 256 << 20;
 
@@ -50,6 +50,8 @@ pub struct Facts {
     pub block_size: u32,
     /// Context length.
     pub max_len: u32,
+    /// Whether the engine records KV events.
+    pub has_kv_events: bool,
     /// Why ranges cannot be cut out of a session; `None` if they can.
     pub cut_obstacle: Option<String>,
     /// Further properties in the program's own format, which this crate does not read.
@@ -65,6 +67,13 @@ pub(crate) enum ToWorker {
     Refused { why: String },
     /// A message to the engine, with the recipe of the constraint if it adds a constrained request.
     Engine { message: Message, recipe: Option<String> },
+    /// Send live steps, of all requests or of those with this client key: at most `events` events
+    /// until more are requested.
+    Watch { watcher: u64, key: Option<u64>, events: u32 },
+    /// Send this many further events.
+    WatchMore { watcher: u64, events: u32 },
+    /// Send no more events.
+    Unwatch { watcher: u64 },
 }
 
 /// From a worker to the front.
@@ -74,8 +83,14 @@ pub(crate) enum FromWorker {
     Hello { protocol: u32, identity: Identity, facts: Facts },
     /// Results of a step.
     Results(Outbox),
-    /// Counters of the engine, in an order that the program defines.
-    Counters(Vec<u64>),
+    /// Runs, by tag, whose results are larger than a message. The worker has aborted them.
+    TooLarge { runs: Vec<u64> },
+    /// The engine's number of steps; whether none of the open requests has reached the engine,
+    /// because their constraints are being built; and all counters, in an order that the program
+    /// defines.
+    Counters { steps: u64, is_building: bool, counters: Vec<u64> },
+    /// Live steps for a watcher.
+    Steps { watcher: u64, events: Vec<StepEvent> },
     /// The engine has stopped.
     Stopped { why: String },
 }

@@ -56,6 +56,8 @@ pub(crate) struct Replica {
     pub(crate) sent: MessageNumbers,
     pub(crate) received: MessageNumbers,
     pub(crate) dropped: u64,
+    /// Processes that were killed because they made no step.
+    pub(crate) hangs: u32,
     pub(crate) last_exit: Option<String>,
     /// When its process is restarted.
     pub(crate) restart_at: Option<Instant>,
@@ -80,6 +82,7 @@ impl Replica {
             sent: MessageNumbers::default(),
             received: MessageNumbers::default(),
             dropped: 0,
+            hangs: 0,
             last_exit: None,
             restart_at: None,
             is_ending: false,
@@ -125,6 +128,11 @@ impl Replica {
     /// Its process can take requests.
     pub(crate) fn accept(&mut self) {
         self.phase = if self.is_drained { ReplicaPhase::Drained } else { ReplicaPhase::Ready };
+    }
+
+    /// Whether its process takes messages.
+    pub(crate) fn takes_messages(&self) -> bool {
+        matches!(self.phase, ReplicaPhase::Ready | ReplicaPhase::Drained)
     }
 
     /// When it next needs attention: a restart that is due, or a process that does not exit.

@@ -1,21 +1,22 @@
-//! The handle of a fleet: reads the status of its replicas, and sends the operator's commands.
+//! The handle of a fleet: reads the status of its replicas, watches their steps, and sends the
+//! operator's commands.
 
-use kvasir_engine::{ReplicaStatus, Replicas};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::mpsc::UnboundedSender;
-
-/// A command of the operator for one replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    Drain(usize),
-    Restart(usize),
-}
+use crate::order::Order;
+use crate::step_watch::WatchedSteps;
+use kvasir_engine::{ReplicaStatus, Replicas, Routing, StepSource};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 /// Handle to monitor, drain and restart the replicas of a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetHandle {
     pub(crate) replicas: Arc<Mutex<Vec<ReplicaStatus>>>,
     pub(crate) orders: UnboundedSender<Order>,
+    pub(crate) routing: Routing,
+    pub(crate) watchers: Arc<AtomicU64>,
 }
 
 impl FleetHandle {
@@ -36,6 +37,19 @@ impl FleetHandle {
 impl Replicas for FleetHandle {
     fn status(&self) -> Vec<ReplicaStatus> {
         self.lock().clone()
+    }
+
+    fn routing(&self) -> Routing {
+        self.routing
+    }
+
+    fn watch_steps(&self, replica: usize, key: Option<u64>) -> Option<Box<dyn StepSource>> {
+        let watcher = self.watchers.fetch_add(1, Ordering::Relaxed);
+        let (send, events) = unbounded_channel();
+        if !self.order(replica, Order::Watch { watcher, replica, key, events: send }) {
+            return None;
+        }
+        Some(Box::new(WatchedSteps { watcher, events, orders: self.orders.clone(), taken: 0 }))
     }
 
     fn drain(&self, replica: usize) -> bool {

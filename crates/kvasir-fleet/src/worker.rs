@@ -11,7 +11,9 @@ use crate::message::{
     Facts, FromWorker, Header, Identity, MessageNumbers, PROTOCOL, ToWorker, decode, encode,
 };
 use crate::monotonic;
+use crate::oversized::take_large;
 use crate::ranks::{Affinity, CommandLog};
+use crate::step_watch::{WatchSteps, Watches};
 use crate::transport::connect;
 use kvasir_engine::{Engine, Exit, Message, Outbox};
 use kvasir_exec::Executor;
@@ -58,8 +60,13 @@ pub struct WorkerConfig {
     /// Builds constraints.
     pub build: BuildConstraint,
     /// Reads the engine's counters.
-    pub counters: Box<dyn Fn() -> Vec<u64> + Send>,
+    pub counters: ReadCounters,
+    /// Opens streams of the engine's steps.
+    pub watch: WatchSteps,
 }
+
+/// Reads the counters of an engine: its number of steps, and all counters.
+pub type ReadCounters = Box<dyn Fn() -> (u64, Vec<u64>) + Send>;
 
 /// Why a worker has failed.
 #[derive(Debug)]
@@ -141,7 +148,8 @@ struct Connection {
     sent: MessageNumbers,
     received: MessageNumbers,
     builds: ConstraintBuilds,
-    counters: Box<dyn Fn() -> Vec<u64> + Send>,
+    counters: ReadCounters,
+    watches: Watches,
     /// Number of requests that have not ended.
     open: u64,
 }
@@ -149,7 +157,8 @@ struct Connection {
 impl Connection {
     /// Connects and waits for the front's welcome.
     async fn open(config: WorkerConfig) -> Result<Self, WorkerError> {
-        let WorkerConfig { directory, replica, generation, identity, facts, build, counters, .. } = config;
+        let WorkerConfig { directory, replica, generation, identity, facts, build, counters, watch, .. } =
+            config;
         let connected = connect(&directory, replica, generation).await;
         let (requests, results) = connected.map_err(WorkerError::Socket)?;
         let mut connection = Self {
@@ -160,6 +169,7 @@ impl Connection {
             received: MessageNumbers::default(),
             builds: ConstraintBuilds::start(build)?,
             counters,
+            watches: Watches::new(watch),
             open: 0,
         };
         let hello = connection.encode(&FromWorker::Hello { protocol: PROTOCOL, identity, facts });
@@ -170,7 +180,7 @@ impl Connection {
             match connection.read(&frames) {
                 Some(ToWorker::Welcome) => return Ok(connection),
                 Some(ToWorker::Refused { why }) => return Err(WorkerError::Refused(why)),
-                Some(ToWorker::Engine { .. }) | None => {}
+                Some(_) | None => {}
             }
         }
     }
@@ -184,7 +194,13 @@ impl Connection {
 
     /// Passes a message to the engine, at once or after the constraint that it waits for is built.
     fn take(&mut self, frames: &ZmqMessage, inbox: &mpsc::Sender<Message>) {
-        let Some(ToWorker::Engine { message, recipe }) = self.read(frames) else { return };
+        let (message, recipe) = match self.read(frames) {
+            Some(ToWorker::Engine { message, recipe }) => (message, recipe),
+            Some(ToWorker::Watch { watcher, key, events }) => return self.watches.add(watcher, key, events),
+            Some(ToWorker::WatchMore { watcher, events }) => return self.watches.more(watcher, events),
+            Some(ToWorker::Unwatch { watcher }) => return self.watches.remove(watcher),
+            Some(ToWorker::Welcome | ToWorker::Refused { .. }) | None => return,
+        };
         if let Message::Add { n, .. } = &message {
             self.open += u64::from(*n);
         }
@@ -208,8 +224,18 @@ impl Connection {
         }
     }
 
-    async fn send_results(&mut self, outbox: Outbox) {
+    async fn send_results(&mut self, outbox: Outbox, inbox: &mpsc::Sender<Message>) {
         self.open = self.open.saturating_sub(outbox.ended.len() as u64);
+        let results = FromWorker::Results(outbox);
+        if let Some(frames) = self.encode(&results) {
+            let _ = self.results.send(frames).await;
+            return;
+        }
+        let FromWorker::Results(mut outbox) = results else { return };
+        let runs = take_large(&mut outbox);
+        // Their last events follow, and the front drops them.
+        runs.iter().for_each(|tag| drop(inbox.send(Message::Abort { tag: *tag })));
+        self.send(&FromWorker::TooLarge { runs }).await;
         self.send(&FromWorker::Results(outbox)).await;
     }
 
@@ -225,7 +251,7 @@ impl Connection {
             select! {
                 result = from_engine.recv() => match result {
                     Some(FromWorker::Results(outbox)) => {
-                        self.send_results(outbox).await;
+                        self.send_results(outbox, &inbox).await;
                         counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_DELAY);
                     }
                     Some(message) => {
@@ -250,12 +276,16 @@ impl Connection {
                         let _ = inbox.send(message);
                     }
                     if !outbox.is_empty() {
-                        self.send_results(outbox).await;
+                        self.send_results(outbox, &inbox).await;
                     }
                 }
+                Some((watcher, events)) = self.watches.next() => {
+                    self.send(&FromWorker::Steps { watcher, events }).await;
+                }
                 () = sleep_until(due), if counters_due.is_some() => {
-                    let counters = (self.counters)();
-                    self.send(&FromWorker::Counters(counters)).await;
+                    let (steps, counters) = (self.counters)();
+                    let is_building = self.open > 0 && self.builds.waiting() >= self.open;
+                    self.send(&FromWorker::Counters { steps, is_building, counters }).await;
                     counters_due = (self.open > 0).then(|| Instant::now() + COUNTERS_INTERVAL);
                 }
             }

@@ -54,7 +54,9 @@ impl Workers {
                     if let Some((_, facts)) = self.handle_hello(&frames).await? {
                         let slots = smallest.as_ref().map_or(u32::MAX, |facts| facts.slots).min(facts.slots);
                         let max_len = smallest.as_ref().map_or(u32::MAX, |facts| facts.max_len).min(facts.max_len);
-                        smallest = Some(Facts { slots, max_len, ..facts });
+                        let has_kv_events =
+                            smallest.as_ref().is_none_or(|facts| facts.has_kv_events) && facts.has_kv_events;
+                        smallest = Some(Facts { slots, max_len, has_kv_events, ..facts });
                     }
                 }
                 Some(Ended { replica, why, .. }) = self.ended.recv() => {
@@ -115,23 +117,23 @@ impl Workers {
         Some((index, message?))
     }
 
-    /// Sends a message to a worker's engine. A message to a process that has ended is lost.
-    pub(crate) async fn send(&mut self, WorkerMessage { replica, message, recipe }: WorkerMessage) {
-        self.write(replica, &ToWorker::Engine { message, recipe }).await;
+    /// Sends a message to a worker's engine. A message to a process that has ended is lost. False if
+    /// the message is too large.
+    pub(crate) async fn send(&mut self, WorkerMessage { replica, message, recipe }: WorkerMessage) -> bool {
+        self.write(replica, &ToWorker::Engine { message, recipe }).await
     }
 
-    pub(crate) async fn write(&mut self, replica: usize, message: &ToWorker) {
+    pub(crate) async fn write(&mut self, replica: usize, message: &ToWorker) -> bool {
         let state = &mut self.replicas[replica];
         let header = Header { number: state.sent.next(), ..state.header };
         let Some(mut frames) = encode(header, message) else {
-            return (self.on_log)(
-                true,
-                &format!("replica {replica}: a message to it is too large and was dropped"),
-            );
+            (self.on_log)(true, &format!("replica {replica}: a message to it is too large and was dropped"));
+            return false;
         };
         frames.push_front(identity(header.replica, header.generation));
         // Fails if the process has ended, which is a separate input.
         let _ = self.requests.send(frames).await;
+        true
     }
 
     /// Tells a worker to exit, or kills it if it is still starting.
@@ -185,6 +187,7 @@ impl Workers {
                 requests,
                 tokens,
                 restarts: replica.header.generation,
+                hangs: replica.hangs,
                 dropped_messages: replica.dropped,
                 last_exit: replica.last_exit.clone(),
             }

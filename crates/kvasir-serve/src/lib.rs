@@ -32,4 +32,4 @@ mod work_pool;
 
 pub use crate::context::request_context::RequestContext;
 pub use crate::error::ApiError;
-pub use crate::host::step_subscription::{StepEvent, StepFeed, StepSubscription, Visibility};
+pub use crate::host::step_subscription::{StepFeed, StepSubscription, Visibility};

@@ -2,9 +2,9 @@
 //! engine.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, StepTrace};
+use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, StepEvent, StepTrace};
 use kvasir_kv::{Radix, Token, blocks::BlockConfig};
-use kvasir_serve::{StepEvent, StepFeed, StepSubscription, Visibility};
+use kvasir_serve::{StepFeed, StepSubscription, Visibility};
 use kvasir_sim::Toy;
 use kvasir_testkit::complete::drain;
 use std::collections::BTreeMap;

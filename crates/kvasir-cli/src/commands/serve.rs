@@ -123,7 +123,7 @@ struct LimitArgs {
     /// Timeout in seconds for reading a request, for writing to a slow client, and for idle connections
     #[arg(long, default_value_t = 30, env = "KVASIR_CLIENT_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     client_timeout: u32,
-    /// Seconds without a completed step, while requests are open, after which /health fails
+    /// Seconds without a completed step, while requests are open, after which /health fails; with --dp, an engine without one for as long, and at least 3 s, is killed and its requests go on elsewhere
     #[arg(long, default_value_t = 120, env = "KVASIR_STEP_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     step_timeout: u32,
 }
@@ -378,7 +378,7 @@ impl Args {
             }
         };
         let summary = self.summary(&started, &keys, peer_connections);
-        let Started { app, name, facts: EngineFacts { backend, slots, .. }, .. } = started;
+        let Started { app, name, facts: EngineFacts { backend, slots, .. }, warning, .. } = started;
         let backend = backend.into_owned();
         let _loads = loads.map(|loads| start_loads(loads, &app, reports.clone())).transpose()?;
         runtime.block_on(async {
@@ -406,6 +406,7 @@ impl Args {
             for line in summary {
                 log_info(&reports, &line, Vec::new());
             }
+            warning.into_iter().for_each(|warning| log_warning(&reports, warning));
             for (rank, (events, replay)) in published.iter().enumerate() {
                 let replay = replay.map_or_else(String::new, |replay| format!(", replay at tcp://{replay}"));
                 log_info(&reports, &format!("KV events of engine {rank} at tcp://{events}{replay}"), Vec::new());

@@ -10,11 +10,11 @@ use crate::startup::{
 };
 use kvasir::{LoadedModel, PackedFile};
 use kvasir_chat::ChatModel;
-use kvasir_engine::Route;
+use kvasir_engine::{Route, StepSource};
 use kvasir_fleet::{
     Affinity, CommandLog, Facts, GroupConfig, Identity, RankGroup, WorkerCommand, WorkerConfig, run_worker,
 };
-use kvasir_serve::metrics::EngineMetrics;
+use kvasir_serve::{StepFeed, Visibility, metrics::EngineMetrics};
 use std::{
     env,
     ffi::OsString,
@@ -124,17 +124,22 @@ impl Args {
         let leader = group.as_mut().map(|group| Leader { group, by_requests });
         let ready = ReadyEngine::new(&model, opened, &config, true, leader)?;
         let commands = group.as_ref().filter(|_| by_requests).map(|group| CommandLog::new(group.member()));
-        let ReadyEngine { engine, loaded, facts, .. } = ready;
+        let ReadyEngine { engine, loaded, facts, setup } = ready;
+        let facts = EngineFacts { setup, ..facts };
         let EngineFacts { slots, max_len, .. } = facts;
         let chat = LazyChat { loaded, sampling_args, max_len, model: OnceLock::new() };
         let metrics = Arc::new(EngineMetrics::default());
-        let mut engine = engine.observe(metrics.observer());
-        if publishes {
-            record_kv_events(&mut engine, "--kv-events")?;
+        let (feed, steps) = StepFeed::new();
+        let mut engine = engine.observe(metrics.observer()).observe(steps);
+        let has_kv_events = if publishes {
+            record_kv_events(&mut engine, "--kv-events").map(|()| true)?
         } else if fleet.route() == Route::Prefix {
-            record_kv_events(&mut engine, "--route prefix")
-                .or_else(|failure| if fleet.requires_prefix_cache() { Err(failure) } else { Ok(()) })?;
-        }
+            let recorded = record_kv_events(&mut engine, "--route prefix").map(|()| true);
+            recorded
+                .or_else(|failure| if fleet.requires_prefix_cache() { Err(failure) } else { Ok(false) })?
+        } else {
+            false
+        };
         let more = serde_json::to_string(&facts).map_err(Failure::failed)?;
         let block_size = engine.core().cache().shape().block_size;
         let cut_obstacle = engine.core().cut_obstacle().map(|why| why.to_string());
@@ -145,11 +150,15 @@ impl Args {
             identity,
             commands,
             affinity,
-            facts: Facts { slots, block_size, max_len, cut_obstacle, more },
+            facts: Facts { slots, block_size, max_len, has_kv_events, cut_obstacle, more },
             build: Box::new(move |recipe, prompt, canceled| {
                 chat.get()?.follow_recipe(recipe, prompt, canceled).ok()
             }),
-            counters: Box::new(move || metrics.snapshot()),
+            counters: Box::new(move || (metrics.steps(), metrics.snapshot())),
+            watch: Box::new(move |key| {
+                let sees = key.map_or(Visibility::All, Visibility::Key);
+                feed.subscribe(sees).ok().map(|steps| Box::new(steps) as Box<dyn StepSource>)
+            }),
         };
         run_worker(config, &mut engine).map_err(Failure::failed)?;
         Ok(ExitCode::SUCCESS)

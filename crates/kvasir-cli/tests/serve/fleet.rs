@@ -7,6 +7,7 @@ use kvasir_testkit::Random;
 use serde_json::{Value, json};
 use std::{
     fs,
+    io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
@@ -324,6 +325,109 @@ fn a_suspended_worker_only_delays_its_answers() {
         signal(process, "-CONT");
     });
     assert_eq!(got, expected);
+}
+
+/// A worker that has requests and makes no step is killed, and its answers continue in the other one.
+#[test]
+fn a_hung_worker_is_killed_and_its_answers_continue() {
+    let fleet = Fleet::start("fleet-hung", 2, &["--step-timeout", "3"]);
+    let requests: Vec<_> = (0..64).map(|number| request(number, 150)).collect();
+    let expected = answer_all(&fleet.server, &requests, |_| {});
+    let got = answer_all(&fleet.server, &requests, |_| {
+        let is_busy = |replica: &Value| replica["phase"] == "ready" && replica["requests"] != 0;
+        fleet.wait_until("busy", |replicas| replicas.iter().any(is_busy));
+        let busy = fleet.replicas().into_iter().find(is_busy).unwrap();
+        signal(busy["process"].as_u64().unwrap(), "-STOP");
+    });
+    assert_eq!(got, expected);
+    fleet.wait_until_ready();
+    let hangs: Vec<u64> = fleet.replicas().iter().map(|replica| replica["hangs"].as_u64().unwrap()).collect();
+    assert_eq!(hangs.iter().sum::<u64>(), 1, "{hangs:?}");
+    let page = fleet.server.send("GET", "/metrics", "", "").1;
+    let counted = page.lines().filter(|line| line.starts_with("kvasir:replica_hangs_total{"));
+    assert_eq!(counted.filter(|line| line.ends_with(" 1")).count(), 1, "{page}");
+    fleet.wait_until_idle();
+}
+
+/// The events of a replica's step stream: `None` for `begin`, else a step.
+fn steps(server: &Server, replica: &str) -> (Value, impl Iterator<Item = Option<Value>>) {
+    let mut stream = server.connect();
+    write!(stream, "GET /v1/engine/steps{replica} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    let begin = lines.by_ref().find_map(|line| Some(line.strip_prefix("data: ")?.to_owned())).unwrap();
+    let mut is_begin = false;
+    let events = lines.filter_map(move |line| {
+        if line == "event: begin" {
+            is_begin = true;
+        }
+        let data = line.strip_prefix("data: ")?;
+        let event = (!std::mem::take(&mut is_begin)).then(|| serde_json::from_str(data).unwrap());
+        Some(event)
+    });
+    (serde_json::from_str(&begin).unwrap(), events)
+}
+
+/// Reads a stream up to the end of a request; returns the tokens of all steps, and whether a `begin`
+/// was among the events.
+fn until_ended(events: &mut impl Iterator<Item = Option<Value>>) -> (u64, bool) {
+    let (mut tokens, mut has_begun) = (0, false);
+    for event in events {
+        let Some(step) = event else {
+            has_begun = true;
+            continue;
+        };
+        for runs in [&step["spoke"], &step["outputs"]] {
+            let runs = runs.as_array().map_or(&[][..], Vec::as_slice);
+            tokens += runs.iter().filter_map(|run| run[1].as_u64()).sum::<u64>();
+        }
+        if step.get("ended").is_some() {
+            break;
+        }
+    }
+    (tokens, has_begun)
+}
+
+#[test]
+fn steps_of_each_replica_are_streamed_across_restarts() {
+    let fleet = Fleet::start("fleet-steps", 2, &["--route", "round-robin"]);
+    let complete = || {
+        let body = json!({"model": "tiny", "prompt": "w1 w2", "max_tokens": 20, "ignore_eos": true});
+        assert_eq!(fleet.server.post(COMPLETIONS, &body).0, 200);
+    };
+    let (begin, mut first) = steps(&fleet.server, "");
+    assert_eq!((&begin["replica"], &begin["replicas"]), (&json!(0), &json!(2)));
+    assert!(begin["setup"]["capacity"].as_u64().unwrap() > 0, "{begin}");
+    let (begin, mut second) = steps(&fleet.server, "?replica=1");
+    assert_eq!(begin["replica"], 1);
+    // Each replica gets one of them.
+    complete();
+    complete();
+    assert_eq!(until_ended(&mut first).0, 20);
+    assert_eq!(until_ended(&mut second).0, 20);
+    signal(fleet.processes()[1], "-KILL");
+    fleet.wait_until("restarted", |replicas| replicas[1]["restarts"] == 1 && replicas[1]["phase"] == "ready");
+    complete();
+    complete();
+    assert_eq!(until_ended(&mut second), (20, true), "the new process continues the stream");
+    assert_eq!(until_ended(&mut first), (20, false));
+    for wrong in ["?replica=2", "?replica=x"] {
+        let (status, answer) = fleet.server.send("GET", &format!("/v1/engine/steps{wrong}"), "", "");
+        assert!(status == 400 && answer.contains("replica"), "{answer}");
+    }
+    let has_figures = |replica: &Value| replica["kv_slots"] != 0 && replica["steps"] != 0;
+    fleet.wait_until("figures", |replicas| replicas.iter().all(has_figures));
+}
+
+/// A cache without KV events cannot be routed to by prefix. The default policy then falls back.
+#[test]
+fn routing_without_kv_events_is_reported() {
+    let options = ["--dp", "1", "--threads", "1", "--max-model-len", "256", "--cache", "cells"];
+    let (server, log) = Server::start_logged("fleet-cells", &options);
+    let mut lines = log.lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("--route prefix routes by session and load")));
+    let (_, answer) = server.send("GET", "/v1/admin/replicas", "", "");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["routing"], json!({"route": "prefix", "kv_events": false}));
 }
 
 #[test]

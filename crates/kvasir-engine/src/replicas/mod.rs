@@ -8,7 +8,8 @@
 //! - `rank_load`: the load of one replica, for schedulers in front of several servers.
 //! - `status`: the operator's interface to replicas in separate processes.
 //!
-//! Pure logic over counters and hashes; depends on no other folder except for the ids of `request`.
+//! Pure logic over counters and hashes. Of other folders it uses the ids of `request`, and the stream of
+//! steps of `trace`.
 
 pub(crate) mod coalescer;
 pub(crate) mod load_order;

@@ -1,5 +1,7 @@
 //! Operator's interface to replicas in separate processes: their status, drain and restart.
 
+use crate::replicas::route::Route;
+use crate::trace::step_source::StepSource;
 use serde::Serialize;
 
 /// Phase of a replica's life.
@@ -32,6 +34,8 @@ pub struct ReplicaStatus {
     pub tokens: u64,
     /// Processes of the replica that have ended or failed to start.
     pub restarts: u32,
+    /// Processes of the replica that were killed because they had requests and made no step.
+    pub hangs: u32,
     /// Results of its processes that were dropped: malformed, too large, repeated, or of an earlier
     /// process.
     pub dropped_messages: u64,
@@ -39,10 +43,27 @@ pub struct ReplicaStatus {
     pub last_exit: Option<String>,
 }
 
+/// How requests are routed to replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Routing {
+    /// The policy.
+    pub route: Route,
+    /// Whether the replicas record KV events. Without them, [`Route::Prefix`] does not know what
+    /// their caches hold, and routes by session and load.
+    #[serde(rename = "kv_events")]
+    pub has_kv_events: bool,
+}
+
 /// Replicas that can be monitored, drained and restarted while they serve.
 pub trait Replicas: Send + Sync {
     /// Status of all replicas.
     fn status(&self) -> Vec<ReplicaStatus>;
+    /// How requests are routed.
+    fn routing(&self) -> Routing;
+    /// A live stream of a replica's steps, of all requests or of those with one client key. It
+    /// continues after the replica's process was restarted. `None` if there is no such replica, or
+    /// the fleet no longer serves.
+    fn watch_steps(&self, replica: usize, key: Option<u64>) -> Option<Box<dyn StepSource>>;
     /// Moves the requests of a replica to others and routes none to it until it is restarted. False
     /// if there is no such replica, or the fleet no longer serves.
     fn drain(&self, replica: usize) -> bool;

@@ -2,5 +2,6 @@
 //!
 //! Builds on `core` and the observer hook of `engine`.
 
+pub(crate) mod step_source;
 pub(crate) mod step_trace;
 pub(crate) mod tracer;

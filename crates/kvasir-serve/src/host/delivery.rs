@@ -155,7 +155,7 @@ mod tests {
             "the end is reported"
         );
         assert_eq!(host.open(), 0);
-        let page = host.metrics().page(Names::Own, "tiny", 0);
+        let page = host.metrics().page(Names::Own, "tiny", 0, &[]);
         let is_counted = |line: &str| {
             line.contains("key_requests_total{") && line.contains("\"slow\"") && line.ends_with(" 1")
         };

@@ -1,5 +1,5 @@
-//! Live step subscriptions: each subscriber receives a trace of every engine step through a bounded
-//! queue.
+//! Live step subscriptions: each subscriber receives a trace of every step of an engine, in this
+//! process or in a worker's, through a bounded queue.
 //!
 //! Backpressure: a subscriber whose queue is full misses steps, and restarts with a `Begin` event
 //! and a full snapshot once half its queue is read. A slow subscriber never delays the engine; each
@@ -11,11 +11,13 @@
 use crate::error::ApiError;
 use crate::host::errors::stopped;
 use crate::host::lock::{Mutex, locked};
-use kvasir_engine::{Core, Nanos, Observer, StepTrace, TraceSink, Tracer};
+use kvasir_engine::{Core, Nanos, Observer, Replicas, StepEvent, StepSource, StepTrace, TraceSink, Tracer};
 use kvasir_exec::{Step, StepError};
 use std::{
     collections::HashMap,
+    future::poll_fn,
     sync::{Arc, mpsc},
+    task::{Context, Poll, Waker},
 };
 use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
 
@@ -35,25 +37,25 @@ pub enum Visibility {
     Key(u64),
 }
 
-/// An event of a subscription.
-#[derive(Clone, Debug, PartialEq)]
-pub enum StepEvent {
-    /// A new snapshot follows: the next step describes all live requests.
-    Begin,
-    /// A step.
-    Step(Box<StepTrace>),
-}
-
 /// Handle to subscribe.
 #[derive(Clone)]
 pub struct StepFeed {
-    sender: mpsc::Sender<Subscriber>,
+    engines: Engines,
     counts: Arc<Mutex<HashMap<Visibility, usize>>>,
+}
+
+/// The engines whose steps can be watched.
+#[derive(Clone)]
+enum Engines {
+    /// The one in this process.
+    Own(mpsc::Sender<Subscriber>),
+    /// Those of workers.
+    Replicas(Arc<dyn Replicas>),
 }
 
 /// A subscription: events in order. Dropping it unsubscribes.
 pub struct StepSubscription {
-    events: Receiver<StepEvent>,
+    events: Box<dyn StepSource>,
     sees: Visibility,
     counts: Arc<Mutex<HashMap<Visibility, usize>>>,
 }
@@ -62,12 +64,23 @@ impl StepFeed {
     /// A subscription handle, and the observer that must be installed in the engine.
     pub fn new() -> (Self, Box<dyn Observer>) {
         let (sender, receiver) = mpsc::channel();
-        let feed = Self { sender, counts: Arc::default() };
+        let feed = Self { engines: Engines::Own(sender), counts: Arc::default() };
         (feed, Box::new(Subscribers { receiver, subscribers: Vec::new() }))
     }
 
-    /// Subscribes from the next step on.
+    /// A subscription handle for engines in other processes.
+    pub fn of_replicas(replicas: Arc<dyn Replicas>) -> Self {
+        Self { engines: Engines::Replicas(replicas), counts: Arc::default() }
+    }
+
+    /// Subscribes to the steps of the engine, or of the first replica, from the next one on.
     pub fn subscribe(&self, sees: Visibility) -> Result<StepSubscription, ApiError> {
+        self.subscribe_to(sees, 0)
+    }
+
+    /// Subscribes to the steps of a replica from the next one on. The index is ignored if the only
+    /// engine is in this process.
+    pub fn subscribe_to(&self, sees: Visibility, replica: usize) -> Result<StepSubscription, ApiError> {
         let mut counts = locked(&self.counts);
         if counts.values().sum::<usize>() >= MAX_SUBSCRIBERS {
             return Err(ApiError::too_many(format!("{MAX_SUBSCRIBERS} clients watch the engine already")));
@@ -78,23 +91,53 @@ impl StepFeed {
         }
         *own += 1;
         drop(counts);
-        let (send, events) = channel(BACKLOG);
-        let events = StepSubscription { events, sees, counts: self.counts.clone() };
-        let subscriber = Subscriber { send, sees, tracer: None };
-        self.sender.send(subscriber).map_err(|_| stopped())?;
-        Ok(events)
+        let (send, receiver) = channel(BACKLOG);
+        // Its drop counts the subscription out.
+        let mut subscription =
+            StepSubscription { events: Box::new(Queue(receiver)), sees, counts: self.counts.clone() };
+        match &self.engines {
+            Engines::Own(sender) => {
+                sender.send(Subscriber { send, sees, tracer: None }).map_err(|_| stopped())?;
+            }
+            Engines::Replicas(replicas) => {
+                let key = match sees {
+                    Visibility::All => None,
+                    Visibility::Key(key) => Some(key),
+                };
+                subscription.events = replicas.watch_steps(replica, key).ok_or_else(stopped)?;
+            }
+        }
+        Ok(subscription)
     }
 }
 
 impl StepSubscription {
     /// The next event; `None` after the engine has stopped.
     pub async fn next(&mut self) -> Option<StepEvent> {
-        self.events.recv().await
+        poll_fn(|context| self.events.poll_next(context)).await
     }
 
     /// The next event, if already queued.
     pub fn try_next(&mut self) -> Option<StepEvent> {
-        self.events.try_recv().ok()
+        match self.events.poll_next(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(event) => event,
+            Poll::Pending => None,
+        }
+    }
+}
+
+impl StepSource for StepSubscription {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<StepEvent>> {
+        self.events.poll_next(context)
+    }
+}
+
+/// The queue of a subscriber of the engine in this process.
+struct Queue(Receiver<StepEvent>);
+
+impl StepSource for Queue {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<StepEvent>> {
+        self.0.poll_recv(context)
     }
 }
 

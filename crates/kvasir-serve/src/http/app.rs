@@ -86,10 +86,9 @@ impl Default for ClientRules {
 }
 
 /// The configuration of the engine, or of each engine, and a live view of its steps.
-#[derive(Default)]
 pub struct Live {
-    /// The step subscription service; `None` if engines run in other processes.
-    pub feed: Option<StepFeed>,
+    /// The step subscription service.
+    pub feed: StepFeed,
     /// Limits, and addresses of streams.
     pub ranks: RankConfig,
     /// The engine's configuration, in the trace page's format.

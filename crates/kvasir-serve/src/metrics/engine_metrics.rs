@@ -9,6 +9,7 @@ use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::prometheus::{COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, TOKEN_BUCKETS};
 use kvasir_engine::{Core, Nanos, Observer, RankLoad};
 use kvasir_exec::{Step, StepError};
+use serde::Serialize;
 use std::{
     array, iter,
     sync::{
@@ -97,6 +98,11 @@ impl EngineMetrics {
     /// An engine observer that updates these metrics.
     pub fn observer(self: &Arc<Self>) -> Box<dyn Observer> {
         Box::new(MetricsObserver(Arc::clone(self)))
+    }
+
+    /// Number of steps that were started.
+    pub fn steps(&self) -> u64 {
+        self.steps.get()
     }
 
     /// All values, in an order that depends only on the program's version.
@@ -225,6 +231,26 @@ impl Observer for MetricsObserver {
     }
 }
 
+/// Figures of a replica's engine as of its last report. Counts are those of the running process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct ReplicaFigures {
+    /// Running requests.
+    running: u64,
+    /// Requests in its queue.
+    waiting: u64,
+    /// KV cache slots: all, those of running requests, and those that can be evicted.
+    kv_slots: u64,
+    kv_held: u64,
+    kv_cached: u64,
+    /// Prompt tokens looked up in the prefix cache, and found there.
+    prefix_queries: u64,
+    prefix_hits: u64,
+    /// Steps.
+    steps: u64,
+    /// Generated tokens.
+    generation_tokens: u64,
+}
+
 /// Metrics of the replicas of a fleet, and their sums.
 #[derive(Debug)]
 pub(crate) struct ReplicaMetrics {
@@ -242,6 +268,22 @@ impl ReplicaMetrics {
         let replicas: Vec<Arc<EngineMetrics>> = (0..replicas).map(|_| Arc::default()).collect();
         let ended = vec![vec![0; total.cells().count()]; replicas.len()];
         Self { replicas, ended: Mutex::new(ended), total }
+    }
+
+    /// Figures of a replica for the operator.
+    pub(crate) fn figures(&self, replica: usize) -> ReplicaFigures {
+        let Some(engine) = self.replicas.get(replica) else { return ReplicaFigures::default() };
+        ReplicaFigures {
+            running: engine.running.get(),
+            waiting: engine.waiting.get(),
+            kv_slots: engine.capacity.get(),
+            kv_held: engine.slots_held.get(),
+            kv_cached: engine.slots_cached.get() + engine.slots_retained.get(),
+            prefix_queries: engine.prefix_queries.get(),
+            prefix_hits: engine.prefix_hits.get(),
+            steps: engine.steps.get(),
+            generation_tokens: engine.generation_tokens.get(),
+        }
     }
 
     pub(super) fn by_replica(&self) -> impl Iterator<Item = (usize, &EngineMetrics)> {

@@ -9,14 +9,17 @@ use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::engine_metrics::{DRAFT_POSITIONS, EngineMetrics};
 use crate::metrics::prometheus::{Names, TextExposition};
 use crate::metrics::{FINISHED, Metrics, REJECTED};
+use kvasir_engine::{ReplicaPhase, ReplicaStatus};
 
 impl Metrics {
-    /// All metrics in Prometheus' text format. `open` is the number of open answers.
-    pub fn page(&self, names: Names, model: &str, open: usize) -> String {
+    /// All metrics in Prometheus' text format. `open` is the number of open answers; `replicas` are
+    /// empty if the engine runs in this process.
+    pub fn page(&self, names: Names, model: &str, open: usize, replicas: &[ReplicaStatus]) -> String {
         let mut page = TextExposition::new(names.prefix(), model);
         self.scheduler_gauges(&mut page);
         self.gauges(&mut page, open);
         self.replica_gauges(&mut page);
+        replica_processes(&mut page, replicas);
         self.counters(&mut page);
         self.per_key.expose(&mut page);
         self.histograms(&mut page);
@@ -214,6 +217,31 @@ fn adapter_info(page: &mut TextExposition) {
     );
 }
 
+/// The processes of replicas.
+fn replica_processes(page: &mut TextExposition, replicas: &[ReplicaStatus]) {
+    if replicas.is_empty() {
+        return;
+    }
+    let labeled = |value: fn(&ReplicaStatus) -> u64| {
+        replicas.iter().map(move |status| (format!("replica=\"{}\"", status.replica), value(status)))
+    };
+    page.gauges(
+        "replica_ready",
+        "Whether the replica accepts requests, 1 or 0.",
+        labeled(|status| (status.phase == ReplicaPhase::Ready).into()).map(|(label, n)| (label, n as f64)),
+    );
+    page.counters(
+        "replica_restarts_total",
+        "Processes of the replica that have ended or failed to start.",
+        labeled(|status| status.restarts.into()),
+    );
+    page.counters(
+        "replica_hangs_total",
+        "Processes of the replica that were killed because they had requests and made no step.",
+        labeled(|status| status.hangs.into()),
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,7 +290,7 @@ mod tests {
     fn every_metric_family_appears_once_per_naming() {
         let metrics = Metrics::default();
         for (names, prefix) in [(Names::Own, "kvasir:"), (Names::Vllm, "vllm:")] {
-            let text = metrics.page(names, "m", 3);
+            let text = metrics.page(names, "m", 3, &[ReplicaStatus::default()]);
             let mut families: Vec<&str> =
                 text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
             let is_alias = |family: &str| family.starts_with("vllm:");

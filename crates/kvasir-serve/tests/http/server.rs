@@ -119,7 +119,7 @@ impl Server {
         };
         let reports = Reports::start(None, None).unwrap();
         let host = Host::start(engine, AdmissionLimits::default(), reports, step_timeout).unwrap();
-        let live = Live { feed: Some(feed), ..Live::default() };
+        let live = Live { feed, ranks: RankConfig::default(), setup: Value::Null };
         let app = App::new(Arc::new(model), host, access, live, Names::Own, ClientRules::default());
         Self { router: app.router(), app, runtime: Runtime::new().unwrap() }
     }

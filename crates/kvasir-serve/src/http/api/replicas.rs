@@ -13,13 +13,23 @@ use std::sync::Arc;
 
 type Answer = Result<Json<Value>, ApiError>;
 
-/// `GET /v1/admin/replicas`
+/// `GET /v1/admin/replicas`: status and figures of each replica, and the routing.
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(SeesAll(sees_all)): Extension<SeesAll>,
 ) -> Answer {
     let replicas = replicas(&app, sees_all)?;
-    Ok(Json(json!({"object": "list", "data": replicas.status()})))
+    let metrics = app.host.metrics().replicas.as_ref();
+    let entries = replicas.status().into_iter().map(|status| {
+        let mut entry = json!(status);
+        let figures = metrics.map(|metrics| json!(metrics.figures(status.replica)));
+        if let (Value::Object(entry), Some(Value::Object(figures))) = (&mut entry, figures) {
+            entry.extend(figures);
+        }
+        entry
+    });
+    let data: Vec<Value> = entries.collect();
+    Ok(Json(json!({"object": "list", "data": data, "routing": replicas.routing()})))
 }
 
 /// `POST /v1/admin/replicas/{id}/drain`

@@ -11,6 +11,7 @@ use axum::{
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
+use kvasir_engine::Replicas;
 use serde_json::{Value, json};
 use std::{
     sync::Arc,
@@ -33,7 +34,8 @@ pub(crate) async fn version() -> Json<Value> {
 
 /// Prometheus metrics.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open());
+    let replicas = app.host.replicas().map(Replicas::status).unwrap_or_default();
+    let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open(), &replicas);
     process::append(&mut text);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

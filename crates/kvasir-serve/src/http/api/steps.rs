@@ -1,12 +1,18 @@
 //! `GET /v1/engine/steps`: live engine steps as server-sent events, for the web UI's engine view.
 
 use crate::error::ApiError;
-use crate::host::step_subscription::{StepEvent, StepSubscription, Visibility};
+use crate::host::step_subscription::{StepSubscription, Visibility};
 use crate::http::access::api_keys::{Caller, SeesAll};
 use crate::http::answers::sse::{self, event_stream};
 use crate::http::app::App;
-use axum::{Extension, extract::State, response::Response};
+use crate::http::query::Query;
+use axum::{
+    Extension,
+    extract::{RawQuery, State},
+    response::Response,
+};
 use futures_util::{StreamExt, stream};
+use kvasir_engine::StepEvent;
 use serde_json::json;
 use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
@@ -17,19 +23,34 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// Maximum number of steps per write.
 const AT_ONCE: usize = 256;
 
-/// Streams every engine step, with the requests of the caller's key or, for an admin, all. `begin` events carry the configuration and reset the drawing; all
-/// others are steps in the trace page's format.
+/// Streams every step of an engine, with the requests of the caller's key or, for an admin, all. With
+/// replicas, `replica` names the engine, by default the first. `begin` events carry the configuration
+/// and reset the drawing; all others are steps in the trace page's format.
 pub(crate) async fn steps(
     State(app): State<Arc<App>>,
     Extension(Caller(key)): Extension<Caller>,
     Extension(SeesAll(sees_all)): Extension<SeesAll>,
+    RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
+    let query = Query::parse(query.as_deref());
+    query.only(&["replica"], app.rules.unknown_fields)?;
+    let replicas = app.host.replicas().map(|replicas| replicas.status().len());
+    let replica = match replicas {
+        Some(count) => query.integer("replica", 0..=count.saturating_sub(1))?,
+        None if query.get("replica").is_some() => {
+            let why = "the server has no replicas: its engine runs in its own process";
+            return Err(ApiError::param("replica", why));
+        }
+        None => None,
+    };
     let sees = if sees_all { Visibility::All } else { Visibility::Key(key) };
-    let no_feed =
-        || ApiError::not_offered("steps cannot be watched: the engines run in other processes (replicas)");
-    let subscription = app.live.feed.as_ref().ok_or_else(no_feed)?.subscribe(sees)?;
-    let setup = json!({"title": app.model.name, "setup": app.live.setup}).to_string();
-    let begin = format!("event: begin\n{}", sse::event(&setup));
+    let replica = replica.unwrap_or(0);
+    let subscription = app.live.feed.subscribe_to(sees, replica)?;
+    let mut begin = json!({"title": app.model.name, "setup": app.live.setup});
+    if let Some(replicas) = replicas {
+        (begin["replica"], begin["replicas"]) = (replica.into(), replicas.into());
+    }
+    let begin = format!("event: begin\n{}", sse::event(&begin.to_string()));
     let first = begin.clone();
     let rest = stream::unfold((subscription, begin), |(mut subscription, begin)| async move {
         let text = written(&mut subscription, &begin).await?;
