@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { accessible, fits } from "./axe.mjs";
 
 /** Several chats at once on one beginning, in the page's own name. */
-const crowd = (page, n, max_tokens) => page.evaluate(async ([n, max_tokens]) => {
+export const crowd = (page, n, max_tokens) => page.evaluate(async ([n, max_tokens]) => {
   const headers = { "Content-Type": "application/json", Authorization: `Bearer ${sessionStorage.getItem("kvasir-key")}` };
   const ask = (i) => {
     const messages = [{ role: "system", content: "You answer in a few words. ".repeat(12) }, { role: "user", content: `Question ${i}: what is ${i} + ${i}?` }];
@@ -14,7 +14,7 @@ const crowd = (page, n, max_tokens) => page.evaluate(async ([n, max_tokens]) => 
   return Promise.all(Array.from({ length: n }, (_, i) => ask(i + 1)));
 }, [n, max_tokens]);
 
-const tile = (page, name) => page.locator(".tiles div", { hasText: name }).locator("dd").innerText();
+export const tile = (page, name) => page.locator(".tiles div", { hasText: name }).locator("dd").innerText();
 
 export async function live({ page, address }) {
   await page.goto(`${address}/#engine`);

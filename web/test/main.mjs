@@ -7,6 +7,7 @@ import * as context from "./context.mjs";
 import * as controls from "./controls.mjs";
 import * as conversations from "./conversations.mjs";
 import * as engine from "./engine.mjs";
+import * as fleet from "./fleet.mjs";
 import * as focus from "./focus.mjs";
 import * as link from "./link.mjs";
 import * as origins from "./origins.mjs";
@@ -29,6 +30,7 @@ const browser = await chromium.launch({ executablePath: process.env.BROWSER, arg
 const server = await Server.start(["--api-key", "test-key"]);
 const slow = await Server.start(["--api-key", "test-key,other-key", "--backend", "sim", "--sim-preset", "fixed:100ms"]);
 const small = await context.start();
+const replicas = await fleet.start();
 const speculating = await Server.start(["--api-key", "test-key", "--spec", "suffix"]);
 let failed = 0;
 
@@ -63,7 +65,7 @@ const DRAWN = [
   ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card], ["text, formulas and code", text.rich],
   ["text from right to left", text.rightToLeft], ["the text of a wide table", text.wideTable], ["a typed tool call is shown as a call", text.typed],
   ["a full context loses its oldest turns", context.dropTurns, { at: small, expected: /40[01]/ }], ["a toast is centered", focus.toast],
-  ["buttons of the last answer are visible", focus.visible], ["the engine looks", engine.looks], ["draft trees are drawn", engine.drafts],
+  ["buttons of the last answer are visible", focus.visible], ["the engine looks", engine.looks], ["replicas are drawn", fleet.looks, { at: replicas }], ["draft trees are drawn", engine.drafts],
 ];
 
 /** What is done, at both widths, each with one of the themes. */
@@ -118,6 +120,9 @@ async function tests() {
   await run("the engine is watched while it answers", engine.live);
   await run("a speculating engine shows its drafts", engine.speculates, { at: speculating });
   await run("a key that does not open the engine's steps", engine.refused);
+  await run("the steps are those of the chosen replica", fleet.chosen, { at: replicas });
+  await run("a killed replica is marked, and its steps go on", fleet.killed, { at: replicas });
+  await run("a key that does not open the figures of the replicas", fleet.refused, { at: replicas });
   await run("the trace page moves through its steps", trace.moves);
   await run("the volume test of the rectangular policy is drawn", trace.projection);
   await run("the trace page on a phone", trace.looks, { size: "phone", colorScheme: "dark" });
@@ -146,7 +151,7 @@ try {
   await Promise.all([tests(), waitingTests()]);
 } finally {
   await browser.close();
-  await Promise.all([server.stop(), slow.stop(), small.stop(), speculating.stop()]);
+  await Promise.all([server.stop(), slow.stop(), small.stop(), speculating.stop(), replicas.stop()]);
 }
 console.log(failed ? `${failed} failed; screenshots are in web/test/shots` : "all passed");
 process.exit(failed ? 1 : 0);

@@ -65,14 +65,20 @@ const RESTING = "The engine is idle. Its next step will be drawn here.";
 
 /** Fires `watch` when the view is shown or hidden. */
 export class Engine extends EventTarget {
-  constructor({ root, tiles, pulse, resting }) {
+  constructor({ root, tiles, pulse, resting, fleet }) {
     super();
-    Object.assign(this, { root, tiles, pulse, resting, isShown: false, isGreeted: false, isOpen: false });
+    Object.assign(this, { root, tiles, pulse, resting, fleet, replica: 0, isShown: false, isGreeted: false, isOpen: false });
     this.figures = new Figures();
     this.view = null;
     /** State of a stream that was opened again: the steps before it stay in view until its first step. */
     this.pending = null;
     document.addEventListener("visibilitychange", () => this.dispatchEvent(new Event("watch")));
+    this.addEventListener("watch", () => fleet.watch(this.isWatched));
+    fleet.addEventListener("choose", ({ detail: { replica } }) => {
+      this.replica = replica;
+      this.figures = new Figures();
+      this.dispatchEvent(new Event("replica"));
+    });
     setInterval(() => this.say(), 250);
   }
 
@@ -98,10 +104,12 @@ export class Engine extends EventTarget {
     for (;;) {
       await this.until(true);
       const stop = new AbortController(), stopIfLost = () => (link.up && this.isWatched) || stop.abort();
+      const { replica } = this, stopForOther = () => stop.abort();
+      this.addEventListener("replica", stopForOther, { once: true });
       link.addEventListener("change", stopIfLost);
       this.addEventListener("watch", stopIfLost);
       try {
-        for await (const [event, data] of events("/v1/engine/steps", null, stop.signal)) {
+        for await (const [event, data] of events(`/v1/engine/steps${replica ? `?replica=${replica}` : ""}`, null, stop.signal)) {
           if (event === "begin") this.begin(data, resumes);
           else this.step(data);
         }
@@ -115,9 +123,11 @@ export class Engine extends EventTarget {
       this.isOpen = false;
       link.removeEventListener("change", stopIfLost);
       this.removeEventListener("watch", stopIfLost);
+      this.removeEventListener("replica", stopForOther);
       this.figures.lost();
-      resumes = link.up && !this.isWatched;
-      if (!resumes) await link.pause(RETRY);
+      resumes = link.up && !this.isWatched && replica === this.replica;
+      // Another replica's steps are opened at once.
+      if (!resumes && replica === this.replica) await link.pause(RETRY);
     }
   }
 
@@ -125,6 +135,7 @@ export class Engine extends EventTarget {
     this.isOpen = true;
     this.resting.textContent = RESTING;
     this.figures.capacity = data.setup.capacity;
+    this.fleet.begin(data.replicas ?? 0, this.replica);
     this.pending = resumes && this.view ? data : null;
     if (this.pending) return;
     if (!this.view) this.view = new globalThis.KvasirView(this.root, data, { follow: true, deep: false, keep: KEEP });

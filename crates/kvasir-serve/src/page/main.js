@@ -5,6 +5,7 @@ import { Chat } from "/page/chat.js";
 import { copy } from "/page/clipboard.js";
 import { Conversations } from "/page/conversations.js";
 import { Engine } from "/page/engine.js";
+import { FleetView } from "/page/fleet.js";
 import { Gauge } from "/page/gauge.js";
 import { KeyDialog } from "/page/key_dialog.js";
 import { link } from "/page/link.js";
@@ -32,7 +33,7 @@ function guard(error) {
 const toast = new Toast($("toast"));
 const model = new Model();
 const conversations = new Conversations();
-const engine = new Engine({ root: $("live"), tiles: $("tiles"), pulse: $("pulse"), resting: $("resting") });
+const engine = new Engine({ root: $("live"), tiles: $("tiles"), pulse: $("pulse"), resting: $("resting"), fleet: new FleetView($("fleet")) });
 const theme = new Theme(() => engine.shown());
 const settings = new Settings($("settings"), {
   onSystem: (text, conversation) => chat.setSystem(text, conversation), onTheme: (name) => theme.choose(name), toast,

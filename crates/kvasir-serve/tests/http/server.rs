@@ -17,7 +17,7 @@ use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
     http::{
-        AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, Loading, serve, start_probes,
+        AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, Loading, RankConfig, serve, start_probes,
     },
     metrics::Names,
     model::{Card, Facts, Model},

@@ -35,6 +35,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/engine.js", SCRIPT, include_str!("../../page/engine.js")),
     ("/page/fence.js", SCRIPT, include_str!("../../page/fence.js")),
     ("/page/fences.js", SCRIPT, include_str!("../../page/fences.js")),
+    ("/page/fleet.js", SCRIPT, include_str!("../../page/fleet.js")),
     ("/page/focus.js", SCRIPT, include_str!("../../page/focus.js")),
     ("/page/footnotes.js", SCRIPT, include_str!("../../page/footnotes.js")),
     ("/page/formula.js", SCRIPT, include_str!("../../page/formula.js")),

@@ -1,0 +1,76 @@
+// The replicas of `serve --dp` over time, and the steps of the one that is chosen.
+
+import assert from "node:assert/strict";
+import { accessible, fits } from "./axe.mjs";
+import { crowd, tile } from "./engine.mjs";
+import { Server } from "./server.mjs";
+
+export const start = () => Server.start(["--dp", "2", "--threads", "1", "--route", "round-robin"]);
+
+const row = (page, replica) => page.locator("#fleet tbody tr").nth(replica);
+
+/** The areas of a column that are drawn. */
+const areas = (page, replica, column) => row(page, replica).locator(`td.${column} path[d]:not([d=""])`).count();
+
+export async function looks({ page, address, shot }) {
+  await page.goto(`${address}/#engine`);
+  await page.waitForFunction(() => document.querySelectorAll("#fleet tbody tr").length === 2);
+  let seen = false;
+  const look = async () => {
+    await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.running output")].every((now) => Number(now.textContent) > 0));
+    await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.hits output")].every((now) => /[1-9]\d? %/.test(now.textContent)));
+    await page.waitForTimeout(4000);
+    seen = true;
+    await shot("fleet");
+  };
+  const ask = async () => {
+    while (!seen) await crowd(page, 12, 200);
+  };
+  await Promise.all([look(), ask()]);
+  await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.running output")].every((now) => now.textContent === "0"));
+  for (const replica of [0, 1]) {
+    for (const column of ["running", "pool", "hits"]) assert.ok(await areas(page, replica, column), `${column} of replica ${replica}`);
+  }
+  assert.match(await page.locator("#fleet .note").innerText(), /Routed by round-robin/);
+  await fits(page, "replicas");
+  await accessible(page, "replicas");
+}
+
+/** The steps and figures are those of the replica that is chosen. */
+export async function chosen({ page, address }) {
+  await page.goto(`${address}/#engine`);
+  await page.waitForFunction(() => document.querySelectorAll("#fleet tbody tr").length === 2);
+  const stream = page.waitForRequest((request) => request.url().endsWith("/v1/engine/steps?replica=1"));
+  await page.click("#fleet button[data-replica='1']");
+  await stream;
+  assert.equal(await page.locator("#fleet button[aria-pressed=true]").innerText(), "replica 1");
+  await page.waitForFunction(() => document.getElementById("pulse").textContent === "idle");
+  // One after the other, they alternate between the replicas.
+  await crowd(page, 1, 10);
+  await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "10");
+  assert.equal(await tile(page, "running"), "0");
+}
+
+/** A replica whose process was killed is shown as down, then ready again, and its steps go on. */
+export async function killed({ page, address }) {
+  await page.goto(`${address}/#engine`);
+  await page.waitForFunction(() => document.querySelector("#fleet .state span")?.textContent === "ready");
+  const replicas = async () => (await (await fetch(`${address}/v1/admin/replicas`)).json()).data;
+  const { restarts, process: id } = (await replicas())[0];
+  process.kill(id, "SIGKILL");
+  await page.waitForFunction((restarts) => Number(document.querySelector("#fleet td.restarts").textContent) > restarts, restarts);
+  await page.waitForFunction(() => document.querySelector("#fleet .state span").textContent === "ready");
+  assert.ok(await row(page, 0).locator("path.restart").count(), "the end of the process is marked");
+  await crowd(page, 3, 8);
+  await page.waitForFunction(() => Number([...document.querySelectorAll(".tiles dd")].at(-1).textContent) >= 8);
+}
+
+/** A key that opens no figures still chooses a replica. */
+export async function refused({ page, address }) {
+  await page.route("**/v1/admin/replicas", (route) => route.fulfill({ status: 401, json: { error: { message: "no" } } }));
+  await page.goto(`${address}/#engine`);
+  await page.waitForFunction(() => /does not open the figures/.test(document.querySelector("#fleet .note").textContent));
+  assert.equal(await page.locator("#ask-key[open]").count(), 0);
+  await page.click("#fleet button[data-replica='1']");
+  await page.waitForFunction(() => document.getElementById("pulse").textContent === "idle");
+}
