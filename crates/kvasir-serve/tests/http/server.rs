@@ -17,7 +17,8 @@ use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, Host},
     http::{
-        AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, Loading, RankConfig, serve, start_probes,
+        AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, Loading, RankConfig, serve,
+        start_probes,
     },
     metrics::Names,
     model::{Card, Facts, Model},
