@@ -396,10 +396,28 @@ pub(crate) fn identity(opened: &OpenedModel, model: &ModelArgs, options: &Option
 }
 
 /// The key of the file of packed weights: workers of this identity share it.
-pub(crate) fn packed_key(identity: &Identity) -> u64 {
+fn packed_key(identity: &Identity) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&identity.version, identity.model, identity.options).hash(&mut hasher);
     hasher.finish()
+}
+
+/// Shares the packed weights of a model with other processes through the file of an inherited
+/// descriptor. `process` is the name in the warning if that fails and it packs them for itself.
+pub(crate) fn share_packed(
+    opened: OpenedModel,
+    descriptor: Option<i32>,
+    identity: &Identity,
+    process: &str,
+) -> OpenedModel {
+    match descriptor.map(|descriptor| PackedFile::open(descriptor, packed_key(identity))) {
+        Some(Ok(file)) => opened.share_packed(Arc::new(file)),
+        Some(Err(error)) => {
+            eprintln!("kvasir: {process} packs the weights for itself: {error}");
+            opened
+        }
+        None => opened,
+    }
 }
 
 /// Builds the served model from the opened one. `returns_hidden`: whether its engine returns hidden

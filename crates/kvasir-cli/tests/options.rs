@@ -275,6 +275,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("worker", "generation", "? --directory | --generation 0"),
     ("rank", "rank", "? --replica | --rank 1"),
     ("rank", "replica", "? --rank | --replica 0"),
+    ("rank", "packed-weights", "@ serve/ranks.rs"),
     ("worker", "packed-weights", "@ serve/fleet.rs"),
     ("serve", "dp", "@ serve/fleet.rs"),
     ("serve", "tp", "@ serve/ranks.rs"),

@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::options::fleet::{FleetArgs, RankControl};
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
-use crate::startup::{build_model, cut, identity};
+use crate::startup::{build_model, cut, identity, share_packed};
 use kvasir::{DEFAULT_SLOTS, OpenedModel, Rank, Token};
 use kvasir_fleet::{Affinity, RankCommand, RankConfig, RankProcess, StepHashes};
 use std::{
@@ -25,18 +25,28 @@ pub(crate) struct Args {
     /// Index of the replica that it belongs to
     #[arg(long)]
     replica: usize,
+    /// Inherited descriptor of the file of packed weights
+    #[arg(long)]
+    packed_weights: Option<i32>,
     /// Arguments of the server, its name first
     #[arg(last = true)]
     arguments: Vec<OsString>,
 }
 
-/// The command that starts a rank of a replica of a `serve` with these arguments.
-pub(crate) fn command(replica: u32, arguments: Vec<OsString>) -> Result<RankCommand, Failure> {
+/// The command that starts a rank of a replica of a `serve` with these arguments. The rank inherits the
+/// descriptor of the file of packed weights, if there is one.
+pub(crate) fn command(
+    replica: u32,
+    packed_weights: Option<i32>,
+    arguments: Vec<OsString>,
+) -> Result<RankCommand, Failure> {
     let program = env::current_exe().map_err(Failure::failed)?;
     let arguments = Box::new(move |rank: usize| {
         let numbers = ["rank".into(), "--rank".into(), rank.to_string().into()];
-        let replica = ["--replica".into(), replica.to_string().into(), "--".into()];
-        numbers.into_iter().chain(replica).chain(arguments.iter().cloned()).collect()
+        let replica = ["--replica".into(), replica.to_string().into()];
+        let packed = packed_weights.map(|file| ["--packed-weights".into(), file.to_string().into()]);
+        let own = numbers.into_iter().chain(replica).chain(packed.into_iter().flatten());
+        own.chain(["--".into()]).chain(arguments.iter().cloned()).collect()
     });
     Ok(RankCommand { program, arguments })
 }
@@ -55,6 +65,8 @@ impl Args {
         let (model, options, sampling_args, fleet) = serve.for_worker();
         let opened = model.open()?;
         let identity = identity(&opened, &model, &options);
+        let process = format!("rank {} of replica {}", self.rank, self.replica);
+        let opened = share_packed(opened, self.packed_weights, &identity, &process);
         let config = RankConfig { rank: self.rank, ranks: fleet.ranks(), identity };
         let process = RankProcess::connect(config).map_err(Failure::failed)?;
         let start =

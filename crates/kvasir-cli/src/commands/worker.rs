@@ -6,13 +6,14 @@ use crate::io::failure::Failure;
 use crate::options::fleet::RankControl;
 use crate::options::sampling::SamplingArgs;
 use crate::startup::{
-    EngineFacts, Leader, MakeCommand, ReadyEngine, build_model, identity, packed_key, record_kv_events,
+    EngineFacts, Leader, MakeCommand, ReadyEngine, build_model, identity, record_kv_events, share_packed,
 };
-use kvasir::{LoadedModel, PackedFile};
+use kvasir::LoadedModel;
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Route, StepSource};
 use kvasir_fleet::{
-    Affinity, CommandLog, Facts, GroupConfig, Identity, RankGroup, WorkerCommand, WorkerConfig, run_worker,
+    Affinity, CommandLog, Facts, GroupConfig, Identity, RankCommand, RankGroup, WorkerCommand, WorkerConfig,
+    run_worker,
 };
 use kvasir_serve::{StepFeed, Visibility, metrics::EngineMetrics};
 use std::{
@@ -69,11 +70,10 @@ pub(crate) fn command(arguments: Vec<OsString>) -> Result<MakeCommand, Failure> 
 /// notice it.
 fn start_ranks(
     replica: u32,
-    arguments: Vec<OsString>,
+    command: RankCommand,
     ranks: usize,
     identity: Identity,
 ) -> Result<RankGroup, Failure> {
-    let command = rank::command(replica, arguments)?;
     let on_lost = Arc::new(move |line: &str| {
         eprintln!("kvasir: replica {replica}: {line}");
         thread::sleep(NOTICE);
@@ -98,18 +98,15 @@ impl Args {
         let engines = fleet.replicas().unwrap_or(1);
         let opened = model.open()?;
         let identity = identity(&opened, &model, &options);
-        let opened = match self.packed_weights.map(|file| PackedFile::open(file, packed_key(&identity))) {
-            Some(Ok(file)) => opened.share_packed(Arc::new(file)),
-            Some(Err(error)) => {
-                eprintln!("kvasir: replica {} packs the weights for itself: {error}", self.replica);
-                opened
-            }
-            None => opened,
-        };
+        let process = format!("replica {}", self.replica);
+        let opened = share_packed(opened, self.packed_weights, &identity, &process);
         let ranks = fleet.ranks();
         let mut group = match ranks {
             1 => None,
-            _ => Some(start_ranks(self.replica, self.arguments, ranks, identity.clone())?),
+            _ => {
+                let command = rank::command(self.replica, self.packed_weights, self.arguments)?;
+                Some(start_ranks(self.replica, command, ranks, identity.clone())?)
+            }
         };
         let model = model.with_threads_for(engines).with_part_of_threads(0, ranks);
         let affinity = match ranks {

@@ -249,7 +249,7 @@ fn draining_and_restarting_replicas_changes_no_answer() {
 
 /// The mapping of shared weights in a process: inode of its file, and resident and proportional size
 /// in kB.
-fn shared_weights(process: u64) -> (u64, u64, u64) {
+pub(super) fn shared_weights(process: u64) -> (u64, u64, u64) {
     let text = fs::read_to_string(format!("/proc/{process}/smaps")).unwrap();
     let (mut inodes, mut sizes, mut is_shared) = (Vec::new(), [0, 0], false);
     for line in text.lines() {
@@ -267,7 +267,7 @@ fn shared_weights(process: u64) -> (u64, u64, u64) {
 }
 
 /// The tiny model with its tokenizer as a GGUF file of this type.
-fn converted(name: &str, dtype: &str) -> PathBuf {
+pub(super) fn converted(name: &str, dtype: &str) -> PathBuf {
     let source = model(&format!("{name}-source"));
     let folder = source.with_extension("gguf");
     fs::create_dir_all(&folder).unwrap();

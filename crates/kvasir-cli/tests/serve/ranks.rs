@@ -1,7 +1,7 @@
 //! `kvasir serve --tp`: an engine of several ranks gives the same answers in every run, also when ranks are
 //! killed. No process is left over.
 
-use super::fleet::{Fleet, answer_all, is_running, kill_count, request, signal};
+use super::fleet::{Fleet, answer_all, converted, is_running, kill_count, request, shared_weights, signal};
 use super::server::{Server, model};
 use kvasir_testkit::Random;
 use std::{
@@ -60,6 +60,20 @@ fn answers_of_ranks_are_equal_under_every_configuration() {
     ];
     for options in configurations {
         assert_eq!(answers(options), expected, "{options:?}");
+    }
+}
+
+#[test]
+fn replicas_share_the_packed_weights_of_each_rank() {
+    let requests: Vec<_> = (0..12).map(|number| request(number, 40)).collect();
+    let options = ["--dp", "2", "--tp", "2", "--threads", "2", "--max-model-len", "512"];
+    let fleet = Fleet { server: Server::of_model(converted("ranks-packed", "q8_0"), &options, &[]) };
+    answer_all(&fleet.server, &requests, |_| {});
+    for processes in [fleet.processes(), ranks(&fleet)] {
+        let [first, second] = [0, 1].map(|n| shared_weights(processes[n]));
+        assert_eq!(first.0, second.0, "one file");
+        let (resident, proportional) = (first.1 + second.1, first.2 + second.2);
+        assert!(resident > 0 && proportional * 4 < resident * 3, "{first:?} {second:?}");
     }
 }
 
