@@ -49,7 +49,8 @@ def fleet(work, mode):
     port = free_port()
     os.environ.update(
         DYN_DISCOVERY_BACKEND="file", DYN_FILE_KV=str(work / f"discovery-{mode}"), DYN_REQUEST_PLANE="tcp",
-        DYN_EVENT_PLANE="zmq", DYN_LOG="info", DYN_TCP_RPC_HOST="127.0.0.1", HF_HUB_OFFLINE="1")
+        DYN_EVENT_PLANE="zmq", DYN_LOG="info", DYN_TCP_RPC_HOST="127.0.0.1", HF_HUB_OFFLINE="1",
+        DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="0")
     (work / f"discovery-{mode}").mkdir()
     frontend = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
     frontend += ["--router-mode", mode, "--kv-cache-block-size", "16"]

@@ -10,7 +10,7 @@ struct Group {
     rest: &'static [&'static str],
 }
 
-const GROUPS: [Group; 15] = [
+const GROUPS: [Group; 16] = [
     Group {
         heading: "Model and machine",
         common: &["threads", "kv-dtype"],
@@ -126,6 +126,11 @@ const GROUPS: [Group; 15] = [
             "pausing",
             "long-output-first",
         ],
+    },
+    Group {
+        heading: "Several engines",
+        common: &["dp", "replicas", "route"],
+        rest: &["kv-events", "kv-events-replay", "kv-events-topic", "load-events"],
     },
     Group {
         heading: "Limits",
