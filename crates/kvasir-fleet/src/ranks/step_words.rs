@@ -334,9 +334,13 @@ mod tests {
     fn steps_survive_encoding() {
         let mut decoded = Step::default();
         for seed in 0..200 {
-            let step = random_step(&mut Random::new(seed));
+            let mut step = random_step(&mut Random::new(seed));
             let mut words = Vec::new();
             encode(&step, &mut words);
+            if step.plan.segments.iter().all(|segment| matches!(segment.layout, Layout::Run { .. })) {
+                // No segment names an entry, so none is sent.
+                step.plan.table.clear();
+            }
             assert_eq!(decode(&words, &mut decoded), Ok(()));
             assert_eq!(decoded, step, "seed {seed}");
         }
