@@ -65,6 +65,17 @@ pub(crate) struct HeadCut {
     pub(crate) kv_heads: Cut,
 }
 
+/// The best division of the heads before a boundary. Lower is better.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Division {
+    /// Query heads of the rank that has the most.
+    busiest: usize,
+    /// KV heads of all ranks.
+    kv_heads: usize,
+    /// Index of the boundary at which the last part begins.
+    from: usize,
+}
+
 /// Divides `heads` query heads over `kv_heads` KV heads. `may_cut(n)` says whether a part may begin
 /// at query head `n`.
 ///
@@ -81,26 +92,24 @@ pub(crate) fn heads(
     }
     let group = heads / kv_heads;
     let ends: Vec<usize> = (0..=heads).filter(|n| *n == 0 || *n == heads || may_cut(*n)).collect();
-    // By number of ranks and boundary: the cost (busiest rank, KV heads) of dividing all heads
-    // before the boundary, and the boundary before it.
-    let mut best: Vec<Vec<Option<((usize, usize), usize)>>> = vec![vec![None; ends.len()]; ranks + 1];
-    best[0][0] = Some(((0, 0), 0));
+    // By number of ranks and boundary.
+    let mut best: Vec<Vec<Option<Division>>> = vec![vec![None; ends.len()]; ranks + 1];
+    best[0][0] = Some(Division::default());
     for rank in 0..ranks {
         for to in 1..ends.len() {
-            best[rank + 1][to] = (0..to)
-                .filter_map(|from| {
-                    let ((most, all), _) = best[rank][from]?;
-                    let part = ends[from]..ends[to];
-                    let kv = kv_heads_of(&part, group)?;
-                    Some(((most.max(part.len()), all + kv.len()), from))
-                })
-                .min();
+            let divisions = (0..to).filter_map(|from| {
+                let before = best[rank][from]?;
+                let part = ends[from]..ends[to];
+                let kv_heads = before.kv_heads + kv_heads_of(&part, group)?.len();
+                Some(Division { busiest: before.busiest.max(part.len()), kv_heads, from })
+            });
+            best[rank + 1][to] = divisions.min();
         }
     }
     let mut to = ends.len() - 1;
     let mut parts = Vec::with_capacity(ranks);
     for rank in (0..ranks).rev() {
-        let (_, from) = best[rank + 1][to]?;
+        let Division { from, .. } = best[rank + 1][to]?;
         parts.push(ends[from]..ends[to]);
         to = from;
     }
