@@ -59,6 +59,25 @@ impl Fleet {
         self.wait_until("ready", |replicas| replicas.iter().all(|replica| replica["phase"] == "ready"));
     }
 
+    /// Number of tokens that all workers have generated.
+    fn generated(&self) -> u64 {
+        let page = self.server.send("GET", "/metrics", "", "").1;
+        let line = page.lines().find(|line| line.starts_with("kvasir:generation_tokens_total{")).unwrap();
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Waits until all replicas are ready and have generated more tokens than there are streams, or until
+    /// `done`. A request fails when it has lost five workers in a row without a token, which also happens
+    /// if a busy machine runs kills in faster succession than steps.
+    pub(super) fn wait_for_tokens(&self, done: &AtomicBool) {
+        self.wait_until_ready();
+        let (begin, before) = (Instant::now(), self.generated());
+        while !done.load(Ordering::Relaxed) && self.generated() < before + 2 * STREAMS as u64 {
+            assert!(begin.elapsed() < Duration::from_secs(60), "no tokens are generated");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Waits until no request is open and no KV slot is held.
     pub(super) fn wait_until_idle(&self) {
         self.wait_until("free", |replicas| replicas.iter().all(|replica| replica["requests"] == 0));
@@ -83,6 +102,9 @@ pub(super) fn is_running(process: u64) -> bool {
     let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     !status.is_empty() && !status.contains(") Z ")
 }
+
+/// Number of answers that are streamed at the same time.
+const STREAMS: usize = 32;
 
 /// Number of workers that a test kills. To kill 100:
 /// `KVASIR_KILLS=100 cargo test --release -p kvasir-cli --test serve fleet`.
@@ -165,7 +187,7 @@ pub(super) fn answer_all(
     let answers: Vec<_> = requests.iter().map(|_| std::sync::Mutex::new(Vec::new())).collect();
     thread::scope(|scope| {
         let others = scope.spawn(|| while_serving(&done));
-        let workers: Vec<_> = (0..32)
+        let workers: Vec<_> = (0..STREAMS)
             .map(|_| {
                 scope.spawn(|| {
                     loop {
@@ -205,6 +227,7 @@ fn killing_workers_changes_no_answer() {
                 fleet.wait_until("some worker", |_| !fleet.processes().is_empty());
                 signal(random.pick(&fleet.processes()), "-KILL");
                 kills.fetch_add(1, Ordering::Relaxed);
+                fleet.wait_for_tokens(done);
             }
         });
         for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {

@@ -108,7 +108,7 @@ fn kill_ranks(name: &str, options: &[&str]) {
             let mut random = Random::new(round);
             while !done.load(Ordering::Relaxed) {
                 thread::sleep(Duration::from_millis(random.between(50, 500).into()));
-                fleet.wait_until_ready();
+                fleet.wait_for_tokens(done);
                 let ranks = ranks(&fleet);
                 if !ranks.is_empty() {
                     signal(random.pick(&ranks), "-KILL");
