@@ -268,7 +268,7 @@ mod tests {
         let one = Metrics { engine: Arc::new(replica), ..Metrics::default() };
         for (metrics, engines) in [(one, 1), (two, 2)] {
             for names in [Names::Own, Names::Vllm] {
-                let page = metrics.page(names, "m", 0);
+                let page = metrics.page(names, "m", 0, &[]);
                 let value = |family: &str| match samples(&page, family)[..] {
                     [(_, value)] => value,
                     ref all => panic!("{family}: {all:?}"),
