@@ -1,6 +1,6 @@
-"""What the scripts of routers share: two servers of the built-in model, a router in front of them, and checks.
+"""Helpers of the router scripts: starts two servers of the built-in model and a router in front of them; checks.
 
-A router is a program of its own, in the same virtual environment as the script that starts it."""
+A router is an executable; each script gets its path as an argument."""
 
 import contextlib
 import json
@@ -18,33 +18,33 @@ from served import check
 
 MODEL = "served"
 START_SECONDS = 120
-# The built-in model knows sums.
+# The built-in model adds correctly.
 SUMS = [(7, 8), (12, 30), (5, 6), (20, 9)]
 
 
 def free_port():
-    """A port that nothing listens on."""
+    """A TCP port of this machine that is free."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 def fetch(url, body=None, headers=()):
-    """The answer to a request, as an open connection."""
+    """Sends a GET, or a POST of `body` as JSON; returns the open response."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **dict(headers)})
     return urllib.request.urlopen(request, timeout=60)
 
 
 class Server:
-    """A running `kvasir serve`, with its log."""
+    """A `kvasir serve` process, and the file of its log."""
 
     def __init__(self, process, log):
         self.process, self.log = process, log
         self.url = None
 
     def wait(self):
-        """Waits until it serves."""
+        """Waits until the log has the server's address."""
         while self.url is None:
             text = self.log.read_text()
             check(f"the server started:\n{text}", self.process.poll() is None)
@@ -52,27 +52,27 @@ class Server:
             self.url = next((word for word in words if word.startswith("http://")), None)
             time.sleep(0.05)
 
-    def stream(self, what):
+    def stream_address(self, kind):
         """The address of the first stream of this kind in the log."""
-        found = next(line for line in self.log.read_text().splitlines() if f"{what} at " in line)
-        return found.split(f"{what} at ")[1].split(",")[0].strip()
+        found = next(line for line in self.log.read_text().splitlines() if f"{kind} at " in line)
+        return found.split(f"{kind} at ")[1].split(",")[0].strip()
 
-    def counted(self, name):
-        """The sum of a counter."""
+    def metric(self, name):
+        """The sum of a metric over its labels."""
         with fetch(f"{self.url}/metrics") as page:
             lines = page.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"kvasir:{name}{{"))
 
-    def answered(self):
-        """Number of requests that it has answered, once none is open."""
-        while self.counted("num_requests_open") > 0:
+    def answer_count(self):
+        """Waits until no request is open; returns the number of answered requests."""
+        while self.metric("num_requests_open") > 0:
             time.sleep(0.01)
-        return self.counted("request_success_total")
+        return self.metric("request_success_total")
 
 
 @contextlib.contextmanager
 def running(command, log):
-    """A process with its output in a file; shown if something fails."""
+    """A process with its output in a file. Prints the end of the file if the block raises."""
     with open(log, "w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -105,7 +105,7 @@ def two_servers(*options):
 
 @contextlib.contextmanager
 def router(program, url, options):
-    """A router at this address, once it answers for the model."""
+    """A router at this address. Waits until it answers a chat."""
     with tempfile.TemporaryDirectory() as name:
         log = pathlib.Path(name) / "router.log"
         with running([program, *options], log) as process:
@@ -126,7 +126,7 @@ def is_ready(url):
 
 
 def chat(a, b, before=""):
-    """A chat about a sum, with a text before the question."""
+    """The body of a request that asks for a sum. `before` precedes the question."""
     content = f"{before}What is {a} + {b}?"
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 24}
 
@@ -138,7 +138,7 @@ def answer(url, body, headers=()):
 
 
 def streamed(url, body):
-    """The text of a streamed answer, its number of pieces, and its finish reason."""
+    """The text of a streamed answer, the number of chunks with text, and the finish reason."""
     pieces, finish, done = [], None, False
     with fetch(f"{url}/v1/chat/completions", {**body, "stream": True}) as response:
         for line in response:
@@ -156,7 +156,7 @@ def streamed(url, body):
 
 
 def check_answers(url, servers):
-    """Chats and streams, alone and at once, give what the servers give."""
+    """Answers through the router equal those of a server: whole, streamed and concurrent."""
     for a, b in SUMS:
         expected = answer(servers[0].url, chat(a, b))
         check(f"{a} + {b}: {expected}", str(a + b) in expected)
@@ -165,7 +165,7 @@ def check_answers(url, servers):
         check(f"{a} + {b} as a stream: {text}", (text, finish) == (expected, "stop") and pieces > 1)
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(lambda sum: answer(url, chat(*sum)), SUMS * 8))
-    check("answers at once are right", all(str(a + b) in text for (a, b), text in zip(SUMS * 8, texts)))
+    check("concurrent answers are right", all(str(a + b) in text for (a, b), text in zip(SUMS * 8, texts)))
     try:
         fetch(f"{url}/v1/chat/completions", {**chat(1, 2), "temperature": -1})
         check("a wrong request is refused", False)
@@ -173,14 +173,14 @@ def check_answers(url, servers):
         check(f"the refusal is passed on: {error.code}", error.code == 400)
 
 
-def shares(servers, send):
-    """How many of the requests that this sends each server has answered."""
-    before = [server.answered() for server in servers]
+def answer_counts(servers, send):
+    """The number of requests of `send` that each server answers."""
+    before = [server.answer_count() for server in servers]
     send()
-    return [server.answered() - start for server, start in zip(servers, before)]
+    return [server.answer_count() - start for server, start in zip(servers, before)]
 
 
-def check_affinity(servers, what, send, count):
-    """Requests of one group, of which this sends `count`, reach one server."""
-    got = shares(servers, lambda: [send() for _ in range(count)])
-    check(f"{what} keeps to one server: {got}", sorted(got) == [0, count])
+def check_affinity(servers, name, send, count):
+    """Calls `send` `count` times; all requests must reach one server."""
+    got = answer_counts(servers, lambda: [send() for _ in range(count)])
+    check(f"all requests of {name} reach one server: {got}", sorted(got) == [0, count])

@@ -1,12 +1,12 @@
-"""SMG in front of two servers: chats and streams; conversations and keys of sessions keep to one server.
+"""SMG in front of two servers: chats, streams, loads, and prefix and session affinity.
 
-`smg_client.py SMG` takes the path of the program."""
+`smg_client.py SMG` takes the path of the executable."""
 
 import json
 import sys
 import time
 
-from routers import answer, chat, check_affinity, check_answers, fetch, free_port, router, shares, two_servers
+from routers import answer, answer_counts, chat, check_affinity, check_answers, fetch, free_port, router, two_servers
 from served import check
 
 LONG = "Here are some words that only make the prompt longer, for the sake of a prefix. " * 4
@@ -14,13 +14,13 @@ LONG = "Here are some words that only make the prompt longer, for the sake of a 
 
 def options(servers, port, policy):
     urls = [server.url for server in servers]
-    # No telemetry port of its own is shared with another router.
+    # Routers of parallel tests must not have the same telemetry port.
     listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
     return ["launch", "--worker-urls", *urls, "--policy", policy, *listen]
 
 
 def loads(url):
-    """What the router knows of the load of its servers: it reads their /v1/loads."""
+    """The loads that the router has read from /v1/loads of its servers."""
     with fetch(f"{url}/get_loads") as page:
         return json.load(page)["loads"]
 
@@ -31,7 +31,7 @@ with two_servers() as servers:
     url = f"http://127.0.0.1:{port}"
     with router(smg, url, options(servers, port, "round_robin")):
         check_answers(url, servers)
-        got = shares(servers, lambda: [answer(url, chat(2, 3)) for _ in range(8)])
+        got = answer_counts(servers, lambda: [answer(url, chat(2, 3)) for _ in range(8)])
         check(f"both servers get requests: {got}", min(got) > 0)
         until = time.monotonic() + 60
         while len(known := loads(url)) < 2:
@@ -50,7 +50,7 @@ with two_servers() as servers:
         used = set()
         for number in range(8):
             key = {"X-SMG-Routing-Key": f"session-{number}"}
-            got = shares(servers, lambda: [answer(url, chat(3, n), key) for n in range(4)])
-            check(f"session {number} keeps to one server: {got}", sorted(got) == [0, 4])
+            got = answer_counts(servers, lambda: [answer(url, chat(3, n), key) for n in range(4)])
+            check(f"all requests of session {number} reach one server: {got}", sorted(got) == [0, 4])
             used.add(got.index(4))
         check("sessions are spread over the servers", used == {0, 1})

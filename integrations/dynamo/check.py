@@ -1,6 +1,7 @@
 """Dynamo's frontend in front of two workers: answers, streams, and routing by KV events.
 
-`check.py PYTHON BINARY FOLDER` takes the Python that has the frontend, the worker, and the model's folder."""
+`check.py PYTHON BINARY FOLDER` takes the Python interpreter of the frontend's environment, the worker's
+executable, and the folder of the model."""
 
 import contextlib
 import json
@@ -18,7 +19,7 @@ from routers import SUMS, check, fetch, free_port, running, streamed
 
 python, binary, folder = sys.argv[1:]
 MODEL = pathlib.Path(folder).name
-# Of several blocks of 16 tokens.
+# A prefix of several blocks of 16 tokens.
 LONG = "Here are some words that only make the prompt longer, for the sake of a prefix. " * 4
 START_SECONDS = 120
 PREFIXES, REPEATS = 6, 4
@@ -39,13 +40,13 @@ def text(completion):
 
 
 def cached(completion):
-    """Prompt tokens that the worker took from its prefix cache."""
+    """Number of prompt tokens from the worker's prefix cache."""
     return ((completion["usage"] or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 @contextlib.contextmanager
 def fleet(work, mode):
-    """The frontend and two workers, that find each other by files."""
+    """A frontend and two workers with file-based discovery. Waits until the frontend has found both."""
     port = free_port()
     os.environ.update(
         DYN_DISCOVERY_BACKEND="file", DYN_FILE_KV=str(work / f"discovery-{mode}"), DYN_REQUEST_PLANE="tcp",
@@ -69,7 +70,7 @@ def fleet(work, mode):
 
 
 def workers(url):
-    """Number of workers that the frontend knows, once it answers for the model."""
+    """Number of workers that the frontend has found; 0 until it answers a chat."""
     try:
         with fetch(f"{url}/health") as response:
             instances = json.load(response).get("instances", [])
@@ -80,7 +81,7 @@ def workers(url):
 
 
 def misses(url):
-    """By prefix, how many of its repetitions found nothing cached."""
+    """For each prefix, the number of its `REPEATS` requests without a cache hit."""
     counts = []
     for number in range(PREFIXES):
         body = chat(4, number, f"Conversation {number}. {LONG}")
@@ -101,11 +102,11 @@ with tempfile.TemporaryDirectory() as name:
             check(f"{a} + {b}: {answer}", str(a + b) in answer)
             whole, pieces, finish = streamed(url, chat(a, b))
             check(f"{a} + {b} as a stream: {whole}", (whole, finish) == (answer, "stop") and pieces > 1)
-        by_events = misses(url)
-        print(f"kv: misses of {REPEATS} repetitions by prefix: {by_events}")
-        check("repeated prefixes stay on one worker", max(by_events) <= 1)
+        with_kv_events = misses(url)
+        print(f"kv: cache misses of {REPEATS} requests, per prefix: {with_kv_events}")
+        check("repeated prefixes reach one worker", max(with_kv_events) <= 1)
     with fleet(work, "round-robin") as url:
-        in_turn = misses(url)
-        print(f"round-robin: misses of {REPEATS} repetitions by prefix: {in_turn}")
-        check("round robin uses both workers", min(in_turn) == 2)
+        round_robin = misses(url)
+        print(f"round-robin: cache misses of {REPEATS} requests, per prefix: {round_robin}")
+        check("round robin uses both workers", min(round_robin) == 2)
 print("passed  dynamo")

@@ -1,9 +1,9 @@
-"""Writes what Dynamo's frontend reads of a model: config, tokenizer and chat template of a GGUF file.
+"""Converts config, tokenizer and chat template of a GGUF file to the Hugging Face layout, for Dynamo's frontend.
 
   model_folder.py FILE.gguf FOLDER
 
-The file's vocabulary must be one of byte-level BPE, pretokenized as Qwen2's, as that of the built-in model is. The
-weights stay in the GGUF file."""
+The tokenizer must be byte-level BPE with Qwen2's pretokenizer, like that of the built-in model. The weights stay in the
+GGUF file."""
 
 import json
 import pathlib
@@ -23,15 +23,15 @@ def tokenizer(values):
         {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False, "special": kind == CONTROL}
         for number, (token, kind) in enumerate(zip(tokens, types)) if kind in (CONTROL, USER_DEFINED)]
-    bytes_of = {"add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    byte_level = {"add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
             {"type": "Split", "pattern": {"Regex": SPLIT}, "behavior": "Isolated", "invert": False},
-            {"type": "ByteLevel", **bytes_of}]},
-        "post_processor": {"type": "ByteLevel", **bytes_of},
-        "decoder": {"type": "ByteLevel", **bytes_of},
+            {"type": "ByteLevel", **byte_level}]},
+        "post_processor": {"type": "ByteLevel", **byte_level},
+        "decoder": {"type": "ByteLevel", **byte_level},
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
             "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False,
@@ -44,7 +44,7 @@ def write(file, folder):
     values = Metadata(pathlib.Path(file).read_bytes()).values
     found = values["tokenizer.ggml.model"], values["tokenizer.ggml.pre"]
     if found != ("gpt2", "qwen2"):
-        sys.exit(f"{file}: its tokenizer is {found}, and this script writes that of gpt2, qwen2")
+        sys.exit(f"{file}: the tokenizer `{found}` is not supported; use a file with gpt2, qwen2")
     end = values["tokenizer.ggml.eos_token_id"]
     config = json.loads(values["kvasir.config"])
     files = {

@@ -1,5 +1,6 @@
-//! Model checks: the thread pool, the buffer of answers and the memory that ranks share, compiled with `loom`'s primitives in
-//! place of `std`'s, under every interleaving of up to `PREEMPTIONS` preemptions.
+//! Model checks of the thread pool, the output buffer and the ranks' shared memory: compiled with
+//! `loom`'s primitives in place of `std`'s, under every interleaving of up to `PREEMPTIONS`
+//! preemptions.
 //!
 //! The modules are the engine's own files. Only `threads::sync`, `host::lock`, `ranks::sync` and
 //! `ranks::memory` are replaced.
@@ -70,7 +71,7 @@ mod ranks {
     #[path = "../../crates/kvasir-fleet/src/ranks/ring_error.rs"]
     pub(crate) mod ring_error;
 
-    /// `loom`'s primitives. Polls are not counted: ranks sleep at once.
+    /// `loom`'s primitives. A waiting rank sleeps at once, without polling.
     pub(crate) mod sync {
         pub(crate) use loom::hint::spin_loop;
         pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -80,7 +81,8 @@ mod ranks {
         pub(crate) const SPINS: u32 = 0;
         pub(crate) const YIELDS: u32 = 0;
 
-        /// A futex: the kernel compares and enqueues a sleeper under a lock that a waker takes, too.
+        /// Model of a futex. A lock makes the comparison and the enqueuing of a sleeper atomic, as
+        /// in the kernel.
         pub(crate) struct Futex(pub(crate) AtomicU32, Mutex<()>, Condvar);
 
         impl Futex {
@@ -102,9 +104,9 @@ mod ranks {
         }
     }
 
-    /// Memory whose words are tracked: accesses that race are reported.
+    /// Model of the shared memory, in which `loom` detects data races.
     pub(crate) mod memory {
-        use super::layout::{LINE, Layout};
+        use super::layout::{LINE_WORDS, Layout};
         use super::sync::{AtomicU32, Futex};
         use loom::{cell::UnsafeCell, sync::Arc};
 
@@ -119,14 +121,14 @@ mod ranks {
             start: usize,
         }
 
-        // SAFETY: a claim for `loom` to check.
+        // SAFETY: `loom` checks that accesses do not race.
         unsafe impl Send for Shared {}
-        // SAFETY: the same.
+        // SAFETY: as for `Send`.
         unsafe impl Sync for Shared {}
 
         impl SharedMemory {
             pub(crate) fn new(layout: Layout) -> Self {
-                let start = layout.lines() * LINE;
+                let start = layout.lines() * LINE_WORDS;
                 let cells = start..layout.words();
                 Self(Arc::new(Shared {
                     words: (0..layout.lines()).map(|_| AtomicU32::new(0)).collect(),
@@ -146,35 +148,35 @@ mod ranks {
 
             pub(crate) unsafe fn write(&self, at: usize, words: &[u32]) {
                 for (cell, word) in self.0.data[at - self.0.start..].iter().zip(words) {
-                    // SAFETY: checked by `loom`.
+                    // SAFETY: `loom` checks that accesses do not race.
                     cell.with_mut(|cell| unsafe { *cell = *word });
                 }
             }
 
             pub(crate) unsafe fn read(&self, at: usize, into: &mut [u32]) {
                 for (cell, word) in self.0.data[at - self.0.start..].iter().zip(into) {
-                    // SAFETY: checked by `loom`.
+                    // SAFETY: `loom` checks that accesses do not race.
                     cell.with(|cell| *word = unsafe { *cell });
                 }
             }
 
-            pub(crate) unsafe fn write_numbers(&self, at: usize, numbers: &[f32]) {
+            pub(crate) unsafe fn write_f32(&self, at: usize, numbers: &[f32]) {
                 let words: Vec<u32> = numbers.iter().map(|number| number.to_bits()).collect();
-                // SAFETY: the caller's.
+                // SAFETY: the caller's obligation.
                 unsafe { self.write(at, &words) };
             }
 
-            pub(crate) unsafe fn read_numbers(&self, at: usize, into: &mut [f32]) {
+            pub(crate) unsafe fn read_f32(&self, at: usize, into: &mut [f32]) {
                 let mut words = vec![0; into.len()];
-                // SAFETY: the caller's.
+                // SAFETY: the caller's obligation.
                 unsafe { self.read(at, &mut words) };
                 into.iter_mut().zip(words).for_each(|(number, word)| *number = f32::from_bits(word));
             }
 
-            pub(crate) unsafe fn add(&self, at: usize, into: &mut [f32]) {
+            pub(crate) unsafe fn add_f32(&self, at: usize, into: &mut [f32]) {
                 let mut numbers = vec![0.0; into.len()];
-                // SAFETY: the caller's.
-                unsafe { self.read_numbers(at, &mut numbers) };
+                // SAFETY: the caller's obligation.
+                unsafe { self.read_f32(at, &mut numbers) };
                 into.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
             }
         }

@@ -1,4 +1,4 @@
-// The replicas of `serve --dp` over time, and the steps of the one that is chosen.
+// The replica table of `serve --dp`, and the steps of the selected replica.
 
 import assert from "node:assert/strict";
 import { accessible, fits } from "./axe.mjs";
@@ -9,7 +9,7 @@ export const start = () => Server.start(["--dp", "2", "--threads", "1", "--route
 
 const row = (page, replica) => page.locator("#fleet tbody tr").nth(replica);
 
-/** The areas of a column that are drawn. */
+/** The number of areas drawn in a column. */
 const areas = (page, replica, column) => row(page, replica).locator(`td.${column} path[d]:not([d=""])`).count();
 
 export async function looks({ page, address, shot }) {
@@ -23,10 +23,10 @@ export async function looks({ page, address, shot }) {
     seen = true;
     await shot("fleet");
   };
-  const ask = async () => {
+  const load = async () => {
     while (!seen) await crowd(page, 12, 200);
   };
-  await Promise.all([look(), ask()]);
+  await Promise.all([look(), load()]);
   await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.running output")].every((now) => now.textContent === "0"));
   for (const replica of [0, 1]) {
     for (const column of ["running", "pool", "hits"]) assert.ok(await areas(page, replica, column), `${column} of replica ${replica}`);
@@ -36,8 +36,8 @@ export async function looks({ page, address, shot }) {
   await accessible(page, "replicas");
 }
 
-/** The steps and figures are those of the replica that is chosen. */
-export async function chosen({ page, address }) {
+/** The view shows steps and figures of the selected replica. */
+export async function selects({ page, address }) {
   await page.goto(`${address}/#engine`);
   await page.waitForFunction(() => document.querySelectorAll("#fleet tbody tr").length === 2);
   const stream = page.waitForRequest((request) => request.url().endsWith("/v1/engine/steps?replica=1"));
@@ -45,14 +45,14 @@ export async function chosen({ page, address }) {
   await stream;
   assert.equal(await page.locator("#fleet button[aria-pressed=true]").innerText(), "replica 1");
   await page.waitForFunction(() => document.getElementById("pulse").textContent === "idle");
-  // One after the other, they alternate between the replicas.
+  // `--route round-robin` alternates between the replicas.
   await crowd(page, 1, 10);
   await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "10");
   assert.equal(await tile(page, "running"), "0");
 }
 
-/** A replica whose process was killed is shown as down, then ready again, and its steps go on. */
-export async function killed({ page, address }) {
+/** After its process is killed, a replica is shown as down, then as ready, and its steps continue. */
+export async function restarts({ page, address }) {
   await page.goto(`${address}/#engine`);
   await page.waitForFunction(() => document.querySelector("#fleet .state span")?.textContent === "ready");
   const replicas = async () => (await (await fetch(`${address}/v1/admin/replicas`)).json()).data;
@@ -65,11 +65,11 @@ export async function killed({ page, address }) {
   await page.waitForFunction(() => Number([...document.querySelectorAll(".tiles dd")].at(-1).textContent) >= 8);
 }
 
-/** A key that opens no figures still chooses a replica. */
+/** A key that may not read the figures can still select a replica. */
 export async function refused({ page, address }) {
   await page.route("**/v1/admin/replicas", (route) => route.fulfill({ status: 401, json: { error: { message: "no" } } }));
   await page.goto(`${address}/#engine`);
-  await page.waitForFunction(() => /does not open the figures/.test(document.querySelector("#fleet .note").textContent));
+  await page.waitForFunction(() => /has no access to the replicas/.test(document.querySelector("#fleet .note").textContent));
   assert.equal(await page.locator("#ask-key[open]").count(), 0);
   await page.click("#fleet button[data-replica='1']");
   await page.waitForFunction(() => document.getElementById("pulse").textContent === "idle");

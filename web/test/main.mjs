@@ -65,7 +65,7 @@ const DRAWN = [
   ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card], ["text, formulas and code", text.rich],
   ["text from right to left", text.rightToLeft], ["the text of a wide table", text.wideTable], ["a typed tool call is shown as a call", text.typed],
   ["a full context loses its oldest turns", context.dropTurns, { at: small, expected: /40[01]/ }], ["a toast is centered", focus.toast],
-  ["buttons of the last answer are visible", focus.visible], ["the engine looks", engine.looks], ["replicas are drawn", fleet.looks, { at: replicas }], ["draft trees are drawn", engine.drafts],
+  ["buttons of the last answer are visible", focus.visible], ["the engine looks", engine.looks], ["the replica table is drawn", fleet.looks, { at: replicas }], ["draft trees are drawn", engine.drafts],
 ];
 
 /** What is done, at both widths, each with one of the themes. */
@@ -120,9 +120,9 @@ async function tests() {
   await run("the engine is watched while it answers", engine.live);
   await run("a speculating engine shows its drafts", engine.speculates, { at: speculating });
   await run("a key that does not open the engine's steps", engine.refused);
-  await run("the steps are those of the chosen replica", fleet.chosen, { at: replicas });
-  await run("a killed replica is marked, and its steps go on", fleet.killed, { at: replicas });
-  await run("a key that does not open the figures of the replicas", fleet.refused, { at: replicas });
+  await run("the view shows the steps of the selected replica", fleet.selects, { at: replicas });
+  await run("a killed replica is marked, and its steps continue", fleet.restarts, { at: replicas });
+  await run("a key that may not read the replicas' figures", fleet.refused, { at: replicas });
   await run("the trace page moves through its steps", trace.moves);
   await run("the volume test of the rectangular policy is drawn", trace.projection);
   await run("the trace page on a phone", trace.looks, { size: "phone", colorScheme: "dark" });

@@ -115,10 +115,9 @@ fn a_lost_replica_leaves_the_others_serving() {
     assert!(report.broke_off.is_some_and(|why| why.contains("lost")));
 }
 
-/// The queue limit is one of each replica: 8 replicas take 8 times as many requests in about the time
-/// of one, and refuse none.
+/// 8 replicas serve 8 times as many requests as one in about the same time, and refuse none.
 #[test]
-fn each_replica_has_a_queue_of_its_own() {
+fn the_queue_limit_applies_to_each_replica() {
     let seconds = |replicas| {
         let fleet = Fleet::new(replicas, Route::RoundRobin);
         let fleet = Fleet { limits: Limits { max_waiting: 4, ..fleet.limits }, ..fleet };

@@ -24,7 +24,7 @@ use kvasir_fleet::{
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, FleetParts, Host, ReplicaObserver},
-    http::{AccessControl, App, ClientRules, EventStreams, Live, RankConfig},
+    http::{AccessControl, App, ClientRules, Live, PublishedStreams, RankConfig},
     metrics::Names,
     model::{self, Card, Model},
     report::{Level, Reports},
@@ -69,7 +69,7 @@ pub(crate) struct Service {
     /// Publishes KV events.
     pub(crate) kv_events: Option<KvPublisher>,
     /// Addresses of the streams of KV events and loads.
-    pub(crate) streams: EventStreams,
+    pub(crate) streams: PublishedStreams,
 }
 
 impl Service {
@@ -88,15 +88,15 @@ impl Service {
             shows_progress: true,
             needs_template: true,
             kv_events: None,
-            streams: EventStreams::default(),
+            streams: PublishedStreams::default(),
         }
     }
 }
 
-/// What rank 0 of an engine of several ranks needs.
+/// Rank 0 of an engine: the group of ranks that it leads, and its control mode.
 pub(crate) struct Leader<'a> {
     pub(crate) group: &'a mut RankGroup,
-    /// Whether every rank schedules for itself.
+    /// Whether each rank runs its own scheduler (`--rank-control requests`).
     pub(crate) by_requests: bool,
 }
 
@@ -119,33 +119,34 @@ pub(crate) struct EngineFacts {
     pub(crate) is_capped: bool,
     /// Context length: prompt and answer together.
     pub(crate) max_len: u32,
-    /// Most running sequences.
+    /// Maximum running sequences.
     pub(crate) max_num_seqs: u32,
-    /// Most tokens in a step.
+    /// Maximum tokens per step.
     pub(crate) max_num_batched_tokens: u32,
     /// Name of the K/V data type, and bytes of a slot, with those of a draft model.
     pub(crate) kv: (String, usize),
-    /// Memory of packed weights, in bytes, and the part of it that all engines share.
+    /// Memory of packed weights, in bytes.
     pub(crate) packed_bytes: u64,
+    /// The part of `packed_bytes` that all engines share.
     pub(crate) shared_bytes: u64,
     /// Text for the log: number of threads and activation precision, or the name of the backend.
     pub(crate) arithmetic: String,
-    /// Configuration of a worker's engine, in the trace page's format.
+    /// Configuration of a worker's engine, in the format of the trace page.
     #[serde(default)]
     pub(crate) setup: Map<String, Value>,
 }
 
 impl EngineFacts {
-    /// Limits of each engine of a server, and the addresses of their streams.
-    fn ranks(&self, route: Option<Route>, streams: EventStreams) -> RankConfig {
+    /// Limits, route and event streams of the engines, for routes that routers read.
+    fn rank_config(&self, route: Option<Route>, streams: PublishedStreams) -> RankConfig {
         let Self { max_num_seqs, max_num_batched_tokens, .. } = *self;
         RankConfig { max_num_seqs, max_num_batched_tokens, route, streams }
     }
 }
 
 impl ReadyEngine {
-    /// Loads an opened model and builds its engine, with a warm-up if `warms_up`: rank 0 of a group, if
-    /// there is a `leader`.
+    /// Loads an opened model and builds its engine, with a warm-up if `warms_up`. With a `leader`
+    /// it loads only the shard of rank 0, and starts the executors of the other ranks.
     pub(crate) fn new(
         model: &ModelArgs,
         opened: OpenedModel,
@@ -162,7 +163,7 @@ impl ReadyEngine {
                 } else {
                     Box::new(StepBroadcast::new(group.member()))
                 };
-                let loaded = model.load_opened(cut(opened, 0, ranks.count())?)?;
+                let loaded = model.load_opened(shard(opened, 0, ranks.count())?)?;
                 loaded.among(Rank { ranks, control: Some(control) })
             }
             None => model.load_opened(opened)?,
@@ -172,7 +173,7 @@ impl ReadyEngine {
         let core = resolved.core()?;
         let setup = setup_of(&loaded, &resolved, &core);
         if let Some(Leader { group, .. }) = leader {
-            group.begin(core.cache().shape().capacity).map_err(Failure::failed)?;
+            group.start_executors(core.cache().shape().capacity).map_err(Failure::failed)?;
         }
         let mut engine = loaded.engine(core, resolved.overlap)?;
         if warms_up {
@@ -216,7 +217,7 @@ pub(crate) struct Started {
     pub(crate) facts: EngineFacts,
     /// Progress of the newest prompt, if it is followed.
     pub(crate) prefill: Option<PrefillProgress>,
-    /// What the operator should know of the configuration.
+    /// Warning about the configuration, for the log.
     pub(crate) warning: Option<&'static str>,
 }
 
@@ -270,7 +271,7 @@ impl Started {
         };
         let host = Host::start_wrapped(engine, wrap, allowed(facts.slots, facts.max_len), reports, timeout);
         let host = host.map_err(Failure::failed)?;
-        let ranks = facts.ranks(None, streams);
+        let ranks = facts.rank_config(None, streams);
         let live = Live { feed, ranks, setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
         Ok(Self { app, name, facts, prefill, warning: None })
@@ -295,7 +296,7 @@ impl Started {
         let identity = identity(&opened, model, options);
         let packed_file = model.compute().is_on_cpu().then(|| PackedFile::create(packed_key(&identity)));
         let packed_file = packed_file.and_then(|created| {
-            let failed = |error| format!("each engine packs the weights for itself: {error}");
+            let failed = |error| format!("engines do not share packed weights: {error}");
             created.map_err(|error| log_warning(&reports, &failed(error))).ok()
         });
         let started = Fleet::start(FleetConfig {
@@ -314,9 +315,8 @@ impl Started {
         let started = started.map_err(Failure::failed)?;
         let kvasir_fleet::Facts { slots, max_len, has_kv_events, cut_obstacle, more, .. } =
             started.facts().clone();
-        let warning = (fleet.route == Route::Prefix && !has_kv_events).then_some(
-            "the engines' caches record no KV events, so --route prefix routes by session and load",
-        );
+        let warning = (fleet.route == Route::Prefix && !has_kv_events)
+            .then_some("the caches record no KV events, so --route prefix routes by session and load");
         let facts: EngineFacts = serde_json::from_str(&more).map_err(Failure::failed)?;
         let facts = EngineFacts { slots, max_len, ..facts };
         let hidden = !model.compute().is_simulated();
@@ -324,7 +324,7 @@ impl Started {
         let replicas: Arc<dyn Replicas> = Arc::new(started.handle());
         let live = Live {
             feed: StepFeed::of_replicas(replicas.clone()),
-            ranks: facts.ranks(Some(fleet.route), streams),
+            ranks: facts.rank_config(Some(fleet.route), streams),
             setup: Value::Object(facts.setup.clone()),
         };
         let parts = FleetParts { serving: Box::new(started), replicas, cut_obstacle, metrics: observer };
@@ -335,15 +335,15 @@ impl Started {
     }
 }
 
-/// Cuts a model to the part of one of `ranks` ranks.
-pub(crate) fn cut(opened: OpenedModel, rank: usize, ranks: usize) -> Result<OpenedModel, Failure> {
+/// Reduces a model to the shard of `rank`, one of `ranks`.
+pub(crate) fn shard(opened: OpenedModel, rank: usize, ranks: usize) -> Result<OpenedModel, Failure> {
     opened.for_rank(rank, ranks).map_err(|why| match why {
         Error::InvalidArgument { reason, .. } => Failure::usage(format!("--tp {ranks}: {reason}")),
         other => other.into(),
     })
 }
 
-/// Checks that a model can be divided among so many ranks.
+/// Checks that a model can be divided among this number of ranks.
 fn check_ranks(opened: &OpenedModel, ranks: usize) -> Result<(), Failure> {
     let part = opened.model.target.for_rank(0, ranks);
     part.map(drop).map_err(|why| Failure::usage(format!("--tp {ranks}: {why}")))
@@ -355,8 +355,8 @@ pub(crate) fn record_kv_events(engine: &mut Engine<AnyExecutor>, option: &str) -
     recorded.map_err(|error| Failure::usage(format!("{option}: {error}")))
 }
 
-/// Makes the command that starts a worker from the file of packed weights that workers share.
-pub(crate) type MakeCommand = Box<dyn FnOnce(Option<File>) -> WorkerCommand>;
+/// Makes the command of workers from the packed file, which they inherit.
+pub(crate) type WorkerCommandFactory = Box<dyn FnOnce(Option<File>) -> WorkerCommand>;
 
 /// Number of workers, routing policy, and the command that starts a worker.
 pub(crate) struct FleetStart {
@@ -364,7 +364,7 @@ pub(crate) struct FleetStart {
     /// Ranks of each worker.
     pub(crate) ranks: usize,
     pub(crate) route: Route,
-    pub(crate) command: MakeCommand,
+    pub(crate) command: WorkerCommandFactory,
 }
 
 /// Opens the model and reports its forecast. Returns the model and its public name.
@@ -395,15 +395,15 @@ pub(crate) fn identity(opened: &OpenedModel, model: &ModelArgs, options: &Option
     }
 }
 
-/// The key of the file of packed weights: workers of this identity share it.
+/// Key of the packed file: only workers of the same identity may share it.
 fn packed_key(identity: &Identity) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&identity.version, identity.model, identity.options).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Shares the packed weights of a model with other processes through the file of an inherited
-/// descriptor. `process` is the name in the warning if that fails and it packs them for itself.
+/// Shares the packed weights of a model with other processes through the packed file of an
+/// inherited descriptor. On failure the model keeps private weights, and a warning names `process`.
 pub(crate) fn share_packed(
     opened: OpenedModel,
     descriptor: Option<i32>,
@@ -411,9 +411,9 @@ pub(crate) fn share_packed(
     process: &str,
 ) -> OpenedModel {
     match descriptor.map(|descriptor| PackedFile::open(descriptor, packed_key(identity))) {
-        Some(Ok(file)) => opened.share_packed(Arc::new(file)),
+        Some(Ok(file)) => opened.share_packed_weights(Arc::new(file)),
         Some(Err(error)) => {
-            eprintln!("kvasir: {process} packs the weights for itself: {error}");
+            eprintln!("kvasir: {process} does not share packed weights: {error}");
             opened
         }
         None => opened,

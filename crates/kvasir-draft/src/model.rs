@@ -41,7 +41,8 @@ pub trait Forward: Send {
     fn release(&mut self, slots: &[Range<Slot>]) {
         let _ = slots;
     }
-    /// Runs a step without sampling. `hidden` has a row per token if the program takes hidden states.
+    /// Runs a step without sampling. `hidden` has a row per token if the program takes hidden
+    /// states.
     fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError>;
     /// Logits of the last pass: a row per token from `sample_from` on, over all rows of the batch.
     fn logits(&self) -> &[f32];
@@ -197,9 +198,9 @@ impl<F: Forward> ModelDrafter<F> {
     /// Continues a step that the target has run and sampled: writes proposals into its output, and
     /// drafts that were drawn at random into the target's sampler rows.
     ///
-    /// `tokens` are the step's with those in flight resolved, and `hidden` the target's states, a row
-    /// per token. If the draft model fails, the step proposes nothing, and its output says why. A
-    /// dummy step warms the draft model.
+    /// `tokens` are the step's with those in flight resolved, and `hidden` the target's states, a
+    /// row per token. If the draft model fails, the step proposes nothing, and its output says why.
+    /// A dummy step warms the draft model.
     pub fn propose(
         &mut self,
         step: &mut Step,
@@ -254,8 +255,8 @@ impl<F: Forward> ModelDrafter<F> {
         self.grow(step)
     }
 
-    /// Chooses the rows whose tokens the draft model runs: those that feed it, unless it lacks much of
-    /// what they read.
+    /// Chooses the rows whose tokens the draft model runs: those that feed it, unless it lacks much
+    /// of what they read.
     fn choose_rows(&mut self, target: &Step) {
         let plan = &target.plan;
         self.written.copy(&plan.moves);
@@ -271,8 +272,8 @@ impl<F: Forward> ModelDrafter<F> {
         }
     }
 
-    /// Runs the committed tokens of the step, and starts a tree for each row that wants one. Ids that
-    /// the draft model lacks are fed as id 0, and nothing is proposed behind one.
+    /// Runs the committed tokens of the step, and starts a tree for each row that wants one. Ids
+    /// that the draft model lacks are fed as id 0, and nothing is proposed behind one.
     fn first_pass(&mut self, target: &Step, tokens: &[Token], hidden: &[f32]) -> Result<(), StepError> {
         let (width, vocab) = (self.kind.hidden, self.model.vocab());
         let is_known = |token: Token| (token as usize) < vocab;

@@ -54,9 +54,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// a conversation does not commit it again with each turn.
 const RELEASE_AFTER: Duration = Duration::from_secs(10);
 
-/// Where an engine gets its messages.
+/// Source of an engine's messages.
 pub trait Inbox {
-    /// The next message. Waits for at most `timeout`, or without limit; a timeout of zero does not block.
+    /// Receives the next message. Blocks for at most `timeout`, without limit for `None`, and not
+    /// at all for zero.
     fn receive(&mut self, timeout: Option<Duration>) -> Result<Message, RecvTimeoutError>;
 }
 

@@ -82,9 +82,8 @@
 //! 5. `fitting.rs`: a step in the form that its executor accepts, and back.
 //! 6. `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
 //!
-//! Beside them stand `background.rs`, which runs an executor on a thread of its own, `ranks.rs`,
-//! all-reduce and all-gather for tensor parallelism, and `ranked.rs`, an executor that is one of
-//! several ranks.
+//! `background.rs` runs an executor on its own thread. `ranks.rs` defines all-reduce and all-gather
+//! for tensor parallelism. `ranked.rs` wraps the executor of one tensor-parallel rank.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.
@@ -107,6 +106,6 @@ pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step,
 pub use crate::fitting::{Fitting, Original};
 pub use crate::output::{DraftCandidate, DraftProposal, Drawn, NO_TOKEN, Output, OutputRow, TokenLogprobs};
 pub use crate::padding::Padding;
-pub use crate::ranked::{RankControl, Ranked};
-pub use crate::ranks::{JoinBuffers, Ranks, ThreadRank};
+pub use crate::ranked::{RankControl, RankExecutor};
+pub use crate::ranks::{AllGatherBuffers, Ranks, ThreadRank};
 pub use crate::sampler_row::{DrawnDrafts, SamplerRow, SamplerRows};

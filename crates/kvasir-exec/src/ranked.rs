@@ -1,10 +1,13 @@
-//! [`Ranked`]: the executor of one rank of a tensor-parallel group, in step with the others.
+//! [`RankExecutor`]: wraps the executor of one tensor-parallel rank and keeps it in lockstep with
+//! the others.
 //!
-//! A [`RankControl`] is told of every bind, release and step, in the order in which they run. That of
-//! rank 0 passes them on to the other ranks; see `kvasir-fleet`.
+//! 1. It reports every bind, release and step to its [`RankControl`], in execution order. The
+//!    control of rank 0 broadcasts them; see `kvasir-fleet`.
+//! 2. It runs each step between [`begin_step`](RankControl::begin_step) and
+//!    [`end_step`](RankControl::end_step).
 //!
-//! Tokens in flight are resolved before the control sees a step, so a rank needs no sampler state to
-//! follow: `Ranked` keeps the newest token of each pool row, as
+//! Tokens in flight are resolved before the control sees a step, so a rank needs no sampler state
+//! to follow: `RankExecutor` keeps the newest token of each pool row, as
 //! [`SamplerRow`](crate::SamplerRow) does. The caller gets its step back as it was.
 //!
 //! After [`StepError::Lost`] every further step fails with the same error.
@@ -14,44 +17,47 @@ use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, Ste
 use kvasir_kv::{Slot, Token};
 use std::ops::Range;
 
-/// Keeps the ranks of a group in step. An error is that of the step, or of the next one.
+/// Keeps the ranks of a group in lockstep. An error of `bind` or `release` fails the next step, if
+/// it is [`StepError::Lost`].
 pub trait RankControl: Send {
-    /// A pool row gets a sequence of this [final length](SequenceSpec::final_len).
+    /// Called before a sequence of this [final length](SequenceSpec::final_len) is bound to a pool
+    /// row.
     fn bind(&mut self, row: PoolRow, final_len: u32) -> Result<(), StepError>;
-    /// The memory of these slots is released.
+    /// Called before the memory of these slots is released.
     fn release(&mut self, slots: &[Range<Slot>]) -> Result<(), StepError>;
-    /// A step is about to run; no token of it is in flight.
-    fn begin(&mut self, step: &Step) -> Result<(), StepError>;
-    /// The step has run here, with this result. Returns the result that the caller gets.
-    fn end(&mut self, step: &mut Step, result: Result<(), StepError>) -> Result<(), StepError>;
+    /// Called before a step runs, with all in-flight tokens resolved. An error skips the step.
+    fn begin_step(&mut self, step: &Step) -> Result<(), StepError>;
+    /// Called after a step with this rank's result. Returns the result of the step for the caller.
+    fn end_step(&mut self, step: &mut Step, result: Result<(), StepError>) -> Result<(), StepError>;
 }
 
-/// An executor that runs its steps inside `submit`.
-type Synchronous = Box<dyn Executor<Pending = Ran> + Send>;
+/// An executor that runs each step synchronously in `submit`.
+type SyncExecutor = Box<dyn Executor<Pending = Ran> + Send>;
 
-/// The executor of one rank, with its control.
-pub struct Ranked {
-    inner: Synchronous,
+/// The executor of one tensor-parallel rank.
+pub struct RankExecutor {
+    inner: SyncExecutor,
     control: Box<dyn RankControl>,
     /// The newest token of each pool row's sequence.
     newest: Vec<Option<Token>>,
-    /// An error of the control outside of a step, which the next step reports.
-    failed: Option<StepError>,
-    /// Indices of the tokens that were in flight. Scratch of `run`.
+    /// The first loss of a rank; fails every later step.
+    lost: Option<StepError>,
+    /// Batch indices of the tokens that `resolve` has replaced.
     in_flight: Vec<usize>,
-    /// Accepted drafts. Scratch of `note_newest`.
+    /// Accepted drafts. Scratch of `record_newest`.
     accepted: Vec<u32>,
 }
 
-impl Ranked {
-    /// Puts an executor under a control.
+impl RankExecutor {
+    /// Wraps `inner`, whose binds, releases and steps are reported to `control`.
     pub fn new(inner: impl Executor<Pending = Ran> + Send + 'static, control: Box<dyn RankControl>) -> Self {
         let newest = vec![None; inner.abilities().pool_rows as usize];
         let (in_flight, accepted) = (Vec::new(), Vec::new());
-        Self { inner: Box::new(inner), control, newest, failed: None, in_flight, accepted }
+        Self { inner: Box::new(inner), control, newest, lost: None, in_flight, accepted }
     }
 
-    /// Replaces each token in flight by the newest one of its row, and notes its index.
+    /// Replaces each [`IN_FLIGHT`] token by the newest token of its row; records its index in
+    /// `in_flight`.
     fn resolve(&mut self, step: &mut Step) -> Result<(), StepError> {
         self.in_flight.clear();
         for row in &step.batch.rows {
@@ -64,7 +70,9 @@ impl Ranked {
                 match newest {
                     Some(newest) => *token = newest,
                     None => {
-                        return Err(StepError::Failed("a token is in flight that was never sampled".into()));
+                        return Err(StepError::Failed(
+                            "row has an in-flight token, but no sampled one".into(),
+                        ));
                     }
                 }
             }
@@ -72,8 +80,8 @@ impl Ranked {
         Ok(())
     }
 
-    /// Notes the newest token of every row that has sampled: the one after the last accepted draft.
-    fn note_newest(&mut self, step: &Step) {
+    /// Records the newest token of each sampled row: the one after the last accepted draft.
+    fn record_newest(&mut self, step: &Step) {
         for (i, (row, output)) in step.batch.rows.iter().zip(&step.output.rows).enumerate() {
             let sampled = step.output.tokens.get(output.tokens.range()).unwrap_or(&[]);
             self.accepted.clear();
@@ -91,13 +99,13 @@ impl Ranked {
         }
     }
 
-    /// Runs a step between `begin` and `end` of the control.
+    /// Runs a step between `begin_step` and `end_step` of the control.
     fn run(&mut self, mut step: Box<Step>) -> (Box<Step>, Result<(), StepError>) {
-        if let Some(error) = &self.failed {
+        if let Some(error) = &self.lost {
             return (step, Err(error.clone()));
         }
         let resolved = self.resolve(&mut step);
-        let begun = resolved.and_then(|()| self.control.begin(&step));
+        let begun = resolved.and_then(|()| self.control.begin_step(&step));
         let result = match begun {
             Ok(()) => {
                 let (ran, result) = match self.inner.submit(step) {
@@ -105,28 +113,29 @@ impl Ranked {
                     Err(Refused { step, error }) => (step, Err(error)),
                 };
                 step = ran;
-                self.control.end(&mut step, result)
+                self.control.end_step(&mut step, result)
             }
             Err(error) => Err(error),
         };
         if result.is_ok() {
-            self.note_newest(&step);
+            self.record_newest(&step);
         }
-        self.keep_lost(result.clone());
+        self.latch_lost(result.clone());
         for at in &self.in_flight {
             step.batch.tokens[*at] = IN_FLIGHT;
         }
         (step, result)
     }
 
-    fn keep_lost(&mut self, result: Result<(), StepError>) {
+    /// Keeps the first `Lost` error, which fails every later step.
+    fn latch_lost(&mut self, result: Result<(), StepError>) {
         if let Err(error @ StepError::Lost(_)) = result {
-            self.failed.get_or_insert(error);
+            self.lost.get_or_insert(error);
         }
     }
 }
 
-impl Executor for Ranked {
+impl Executor for RankExecutor {
     type Pending = Ran;
 
     fn abilities(&self) -> Abilities {
@@ -137,8 +146,8 @@ impl Executor for Ranked {
         if let Some(newest) = self.newest.get_mut(row.0 as usize) {
             *newest = spec.output.last().copied();
         }
-        let told = self.control.bind(row, spec.final_len);
-        self.keep_lost(told);
+        let result = self.control.bind(row, spec.final_len);
+        self.latch_lost(result);
         self.inner.bind(row, spec);
     }
 
@@ -152,8 +161,8 @@ impl Executor for Ranked {
     }
 
     fn release(&mut self, slots: &[Range<Slot>]) {
-        let told = self.control.release(slots);
-        self.keep_lost(told);
+        let result = self.control.release(slots);
+        self.latch_lost(result);
         self.inner.release(slots);
     }
 }
@@ -166,10 +175,10 @@ mod tests {
     use kvasir_kv::Span;
     use std::sync::{Arc, Mutex};
 
-    /// Samples the fed token plus one, for one row.
-    struct Next;
+    /// Samples the first fed token plus one.
+    struct AddOne;
 
-    impl Executor for Next {
+    impl Executor for AddOne {
         type Pending = Ran;
         fn abilities(&self) -> Abilities {
             Abilities::all(2, 8, 2)
@@ -188,29 +197,29 @@ mod tests {
         }
     }
 
-    /// Notes what it is told; is lost at the third step.
-    struct Notes(Arc<Mutex<Vec<String>>>);
+    /// Records its calls; reports a lost rank from the third step on.
+    struct RecordingControl(Arc<Mutex<Vec<String>>>);
 
-    impl Notes {
-        fn note(&self, line: String) -> Result<(), StepError> {
-            let mut notes = self.0.lock().unwrap();
-            notes.push(line);
-            let steps = notes.iter().filter(|line| line.starts_with("step")).count();
+    impl RecordingControl {
+        fn record(&self, line: String) -> Result<(), StepError> {
+            let mut calls = self.0.lock().unwrap();
+            calls.push(line);
+            let steps = calls.iter().filter(|line| line.starts_with("step")).count();
             if steps < 3 { Ok(()) } else { Err(StepError::Lost("rank 1".into())) }
         }
     }
 
-    impl RankControl for Notes {
+    impl RankControl for RecordingControl {
         fn bind(&mut self, row: PoolRow, final_len: u32) -> Result<(), StepError> {
-            self.note(format!("bind {} {final_len}", row.0))
+            self.record(format!("bind {} {final_len}", row.0))
         }
         fn release(&mut self, slots: &[Range<Slot>]) -> Result<(), StepError> {
-            self.note(format!("release {slots:?}"))
+            self.record(format!("release {slots:?}"))
         }
-        fn begin(&mut self, step: &Step) -> Result<(), StepError> {
-            self.note(format!("step {:?}", step.batch.tokens))
+        fn begin_step(&mut self, step: &Step) -> Result<(), StepError> {
+            self.record(format!("step {:?}", step.batch.tokens))
         }
-        fn end(&mut self, _: &mut Step, result: Result<(), StepError>) -> Result<(), StepError> {
+        fn end_step(&mut self, _: &mut Step, result: Result<(), StepError>) -> Result<(), StepError> {
             result
         }
     }
@@ -223,31 +232,31 @@ mod tests {
         step
     }
 
-    fn run(executor: &mut Ranked, token: Token) -> (Token, Result<(), StepError>) {
+    fn run(executor: &mut RankExecutor, token: Token) -> (Token, Result<(), StepError>) {
         let pending = executor.submit(decode(token)).unwrap();
         let (step, result) = executor.wait(pending);
         (step.batch.tokens[0], result)
     }
 
     #[test]
-    fn the_control_sees_tokens_in_flight_and_the_caller_does_not() {
-        let notes = Arc::default();
-        let mut executor = Ranked::new(Next, Box::new(Notes(Arc::clone(&notes))));
+    fn the_control_gets_resolved_tokens_and_the_caller_does_not() {
+        let calls = Arc::default();
+        let mut executor = RankExecutor::new(AddOne, Box::new(RecordingControl(Arc::clone(&calls))));
         assert!(matches!(run(&mut executor, IN_FLIGHT), (IN_FLIGHT, Err(StepError::Failed(_)))));
         executor.bind(PoolRow(1), SequenceSpec { final_len: 9, ..SequenceSpec::default() });
         executor.release(&[3..5]);
         assert_eq!(run(&mut executor, 6), (6, Ok(())));
         assert_eq!(run(&mut executor, IN_FLIGHT), (IN_FLIGHT, Ok(())));
-        assert_eq!(*notes.lock().unwrap(), ["bind 1 9", "release [3..5]", "step [6]", "step [7]"]);
+        assert_eq!(*calls.lock().unwrap(), ["bind 1 9", "release [3..5]", "step [6]", "step [7]"]);
     }
 
     #[test]
     fn a_lost_rank_fails_every_further_step() {
-        let notes = Arc::default();
-        let mut executor = Ranked::new(Next, Box::new(Notes(Arc::clone(&notes))));
+        let calls = Arc::default();
+        let mut executor = RankExecutor::new(AddOne, Box::new(RecordingControl(Arc::clone(&calls))));
         let lost = Err(StepError::Lost("rank 1".into()));
         let results: Vec<_> = (0..5).map(|_| run(&mut executor, 4).1).collect();
         assert_eq!(results, [Ok(()), Ok(()), lost.clone(), lost.clone(), lost]);
-        assert_eq!(notes.lock().unwrap().len(), 3);
+        assert_eq!(calls.lock().unwrap().len(), 3);
     }
 }

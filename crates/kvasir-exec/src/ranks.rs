@@ -1,5 +1,4 @@
-//! Collectives for tensor parallelism: all-reduce (`sum`) and all-gather (`join`) between the ranks
-//! of one model.
+//! Collectives for tensor parallelism: all-reduce and all-gather between the ranks of one model.
 //!
 //! [`ThreadRank`] implements them for ranks that are threads of one process:
 //!
@@ -23,32 +22,34 @@ pub trait Ranks: Send + Sync {
     /// All-reduce: replaces `rows` by the sum over all ranks, accumulated in rank order, so that
     /// all get the same bits. All ranks must pass equally many. Blocks until every rank has called.
     ///
-    /// `Failed` if another rank has aborted this step, `Lost` if one has ended or is out of step.
-    /// `rows` then says nothing.
-    fn sum(&self, rows: &mut [f32]) -> Result<(), StepError>;
-    /// All-gather: concatenates the ranks' rows of `width` numbers in rank order. `all` holds
-    /// `rows.len() * count()` numbers. Blocks until every rank has called. Fails as
-    /// [`sum`](Self::sum) does.
-    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError>;
-    /// Whether this rank samples. One that does not computes every step, but draws no token and
-    /// returns an output without tokens.
+    /// # Errors
+    /// `Failed` if another rank has aborted this step; `Lost` if one has ended or is out of step.
+    /// `rows` is then unspecified.
+    fn all_reduce(&self, rows: &mut [f32]) -> Result<(), StepError>;
+    /// All-gather: concatenates the ranks' rows of `width` values in rank order. `all` must hold
+    /// `rows.len() * count()` values. Blocks until every rank has called.
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce).
+    fn all_gather(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError>;
+    /// Whether this rank samples. Other ranks run the forward pass only and return no tokens.
     fn samples(&self) -> bool {
         true
     }
 }
 
-/// Programs of one rank (a target and its draft model) share the connection to the other ranks.
+/// The target and the draft model of one rank share its collectives.
 impl<R: Ranks + ?Sized> Ranks for Arc<R> {
     fn count(&self) -> usize {
         (**self).count()
     }
 
-    fn sum(&self, rows: &mut [f32]) -> Result<(), StepError> {
-        (**self).sum(rows)
+    fn all_reduce(&self, rows: &mut [f32]) -> Result<(), StepError> {
+        (**self).all_reduce(rows)
     }
 
-    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
-        (**self).join(rows, width, all)
+    fn all_gather(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
+        (**self).all_gather(rows, width, all)
     }
 
     fn samples(&self) -> bool {
@@ -56,40 +57,42 @@ impl<R: Ranks + ?Sized> Ranks for Arc<R> {
     }
 }
 
-/// All-gather of rows that do not divide evenly: the last ranks' rows are narrower than the others'.
-/// Holds the buffers that it needs for those.
+/// Buffers for an all-gather of rows that do not divide evenly among the ranks.
+///
+/// Every rank pads its rows to the common width `ceil(full_width / count)`; the padding is dropped
+/// after the all-gather.
 #[derive(Debug, Default)]
-pub struct JoinBuffers {
+pub struct AllGatherBuffers {
     own: Vec<f32>,
     all: Vec<f32>,
 }
 
-impl JoinBuffers {
-    /// Joins the ranks' rows to rows of `whole` numbers in `to`. This rank's are `width` wide: the
-    /// ranks' common width `ceil(whole / count)`, or less on the last ones.
-    pub fn join(
+impl AllGatherBuffers {
+    /// Gathers rows of `full_width` values into `to`. This rank's `rows` have `width` values each:
+    /// the common width, or less on the last ranks.
+    pub fn all_gather(
         &mut self,
         ranks: &dyn Ranks,
         rows: &[f32],
         width: usize,
         to: &mut [f32],
-        whole: usize,
+        full_width: usize,
     ) -> Result<(), StepError> {
-        let common = whole.div_ceil(ranks.count().max(1));
+        let common = full_width.div_ceil(ranks.count().max(1));
         let padded = common * ranks.count();
-        if padded == whole {
-            return ranks.join(rows, width, to);
+        if padded == full_width {
+            return ranks.all_gather(rows, width, to);
         }
-        let count = to.len() / whole.max(1);
+        let count = to.len() / full_width.max(1);
         self.own.clear();
         self.own.resize(count * common, 0.0);
         for (padded, row) in self.own.chunks_exact_mut(common).zip(rows.chunks_exact(width.max(1))) {
             padded[..width].copy_from_slice(row);
         }
         self.all.resize(count * padded, 0.0);
-        ranks.join(&self.own, common, &mut self.all)?;
-        for (to, all) in to.chunks_exact_mut(whole).zip(self.all.chunks_exact(padded)) {
-            to.copy_from_slice(&all[..whole]);
+        ranks.all_gather(&self.own, common, &mut self.all)?;
+        for (to, all) in to.chunks_exact_mut(full_width).zip(self.all.chunks_exact(padded)) {
+            to.copy_from_slice(&all[..full_width]);
         }
         Ok(())
     }
@@ -135,14 +138,14 @@ impl Ranks for ThreadRank {
         self.meeting.rows.len()
     }
 
-    fn sum(&self, rows: &mut [f32]) -> Result<(), StepError> {
+    fn all_reduce(&self, rows: &mut [f32]) -> Result<(), StepError> {
         let own = rows.to_vec();
         rows.fill(0.0);
         self.meet(&own, |_, theirs| rows.iter_mut().zip(theirs).for_each(|(sum, v)| *sum += v));
         Ok(())
     }
 
-    fn join(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
+    fn all_gather(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
         let stride = width * self.count();
         self.meet(rows, |rank, theirs| {
             for (all, row) in all.chunks_exact_mut(stride.max(1)).zip(theirs.chunks_exact(width.max(1))) {
@@ -158,16 +161,16 @@ mod tests {
     use crate::ranks::*;
 
     #[test]
-    fn uneven_rows_are_joined_without_padding() {
-        let joined: Vec<Vec<f32>> = std::thread::scope(|s| {
+    fn uneven_rows_are_gathered_without_padding() {
+        let gathered: Vec<Vec<f32>> = std::thread::scope(|s| {
             let run = |(at, rank): (usize, ThreadRank)| {
                 s.spawn(move || {
-                    // Rows of 7 numbers: 3, 3 and 1.
+                    // Rows of 7 values, in shards of 3, 3 and 1.
                     let own: Vec<f32> = (0..2)
                         .flat_map(|row| (at * 3..7.min(at * 3 + 3)).map(move |n| (row * 10 + n) as f32))
                         .collect();
                     let mut all = vec![0.0; 14];
-                    JoinBuffers::default().join(&rank, &own, own.len() / 2, &mut all, 7).unwrap();
+                    AllGatherBuffers::default().all_gather(&rank, &own, own.len() / 2, &mut all, 7).unwrap();
                     all
                 })
             };
@@ -175,7 +178,7 @@ mod tests {
             running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
         });
         let want: Vec<f32> = (0..2).flat_map(|row| (0..7).map(move |n| (row * 10 + n) as f32)).collect();
-        assert!(joined.iter().all(|all| *all == want), "{joined:?}");
+        assert!(gathered.iter().all(|all| *all == want), "{gathered:?}");
     }
 
     #[test]
@@ -186,10 +189,10 @@ mod tests {
                     let mut seen = Vec::new();
                     for round in 0..100 {
                         let mut rows = [at as f32 + 1.0, round as f32];
-                        rank.sum(&mut rows).unwrap();
+                        rank.all_reduce(&mut rows).unwrap();
                         seen.extend(rows);
                         let mut all = [0.0; 6];
-                        rank.join(&[at as f32, round as f32], 1, &mut all).unwrap();
+                        rank.all_gather(&[at as f32, round as f32], 1, &mut all).unwrap();
                         seen.extend(all);
                     }
                     seen

@@ -16,9 +16,9 @@ use std::{
 
 /// Prefix of the names of directories in use.
 const PREFIX: &str = "kvasir-fleet-";
-/// Prefix of the names of directories whose creation has begun.
+/// Prefix of the names of directories that are being created.
 const NEW_PREFIX: &str = ".kvasir-new-";
-/// Age from which a directory of that name counts as left by a front that was killed.
+/// Minimum age at which a directory with `NEW_PREFIX` counts as abandoned.
 const NEW_AGE: Duration = Duration::from_secs(60);
 /// Name of the locked file.
 const LOCK: &str = "lock";
@@ -72,8 +72,8 @@ impl Drop for SocketDirectory {
     }
 }
 
-/// Removes directories of this user whose lock is free. Directories whose creation has begun may lack
-/// a lock or hold one that is not locked yet, so those are removed only if they are old.
+/// Removes directories of this user whose lock is free. A directory that is being created may lack
+/// a lock or not hold it yet, so it is removed only after `NEW_AGE`.
 fn remove_abandoned(parent: &Path) {
     let own = rustix::process::getuid().as_raw();
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {

@@ -10,10 +10,10 @@ use crate::front::Front;
 use crate::kv_publisher::KvPublisher;
 use crate::message::{Facts, FromWorker, Identity, ToWorker};
 use crate::monotonic;
-use crate::order::Order;
+use crate::order::FrontCommand;
 use crate::replica::{Ended, Replica, WorkerCommand};
 use crate::status::FleetHandle;
-use crate::step_watch::Watchers;
+use crate::step_watch::Subscribers;
 use crate::transport::bind;
 use crate::watchdog::Watchdog;
 use crate::workers::{EXIT_TIME, OnCounters, OnLog, Workers};
@@ -38,8 +38,8 @@ pub struct FleetConfig {
     pub command: WorkerCommand,
     /// Version, model and options, which every worker must match.
     pub identity: Identity,
-    /// A worker that has requests and completes no step for this time is killed, and its requests
-    /// continue on others. At least 3 s.
+    /// A worker that has open requests and completes no step for this time is killed; its requests
+    /// continue on other workers. At least 3 s.
     pub step_timeout: Duration,
     /// Publishes the KV events of the replicas, each as a stream of its own.
     pub kv_events: Option<KvPublisher>,
@@ -56,7 +56,7 @@ pub struct Fleet {
     front: Front,
     facts: Facts,
     handle: FleetHandle,
-    orders: UnboundedReceiver<Order>,
+    commands: UnboundedReceiver<FrontCommand>,
     watchdog: Watchdog,
 }
 
@@ -67,7 +67,7 @@ impl Fleet {
         let FleetConfig { replicas, route, command, identity, step_timeout, .. } = config;
         let FleetConfig { kv_events, on_counters, on_log, .. } = config;
         let directory = SocketDirectory::create()?;
-        let (orders_to, orders) = unbounded_channel();
+        let (commands_to, commands) = unbounded_channel();
         let (ended_to, ended) = unbounded_channel();
         let started = runtime.block_on(async {
             let (requests, results) = bind(directory.path()).await.map_err(FleetError::Socket)?;
@@ -91,15 +91,15 @@ impl Fleet {
         let routing = Routing { route, has_kv_events: facts.has_kv_events };
         let handle = FleetHandle {
             replicas: Default::default(),
-            orders: orders_to,
+            commands: commands_to,
             routing,
-            watchers: Default::default(),
+            next_subscriber: Default::default(),
         };
         let watchdog = Watchdog::new(replicas as usize, step_timeout);
         let router = RouterConfig { block_size: facts.block_size, ..RouterConfig::new(route) };
         let mut front = Front::new(Router::new(router, replicas as usize), replicas as usize);
         (0..replicas as usize).for_each(|replica| front.worker_ready(replica));
-        let fleet = Self { runtime, workers, front, facts, handle, orders, watchdog };
+        let fleet = Self { runtime, workers, front, facts, handle, commands, watchdog };
         fleet.publish();
         Ok(fleet)
     }
@@ -121,7 +121,7 @@ impl Fleet {
 
 impl Serving for Fleet {
     fn serve_inbox(self: Box<Self>, inbox: Receiver<Message>, deliver: &mut dyn FnMut(&Outbox)) -> Exit {
-        let Self { runtime, workers, front, handle, orders, watchdog, .. } = *self;
+        let Self { runtime, workers, front, handle, commands, watchdog, .. } = *self;
         let (forward, messages) = unbounded_channel();
         let forwarding = thread::Builder::new().name("fleet-inbox".into()).spawn(move || {
             while let Ok(message) = inbox.recv()
@@ -132,9 +132,9 @@ impl Serving for Fleet {
             return Exit::Broken(format!("cannot start the inbox thread: {error}"));
         }
         let phase = Phase::Serving;
-        let watchers = Watchers::default();
-        let mut serving = ServingFleet { workers, front, handle, watchdog, watchers, phase, deliver };
-        runtime.block_on(serving.run(messages, orders))
+        let subscribers = Subscribers::default();
+        let mut serving = ServingFleet { workers, front, handle, watchdog, subscribers, phase, deliver };
+        runtime.block_on(serving.run(messages, commands))
     }
 }
 
@@ -154,7 +154,7 @@ enum Input {
     Hello(Result<ZmqMessage, ZmqError>),
     Results(Result<ZmqMessage, ZmqError>),
     Ended(Ended),
-    Order(Order),
+    Command(FrontCommand),
     Timer,
 }
 
@@ -163,7 +163,7 @@ struct ServingFleet<'a> {
     front: Front,
     handle: FleetHandle,
     watchdog: Watchdog,
-    watchers: Watchers,
+    subscribers: Subscribers,
     phase: Phase,
     deliver: &'a mut dyn FnMut(&Outbox),
 }
@@ -172,7 +172,7 @@ impl ServingFleet<'_> {
     async fn run(
         &mut self,
         mut messages: UnboundedReceiver<Message>,
-        mut orders: UnboundedReceiver<Order>,
+        mut commands: UnboundedReceiver<FrontCommand>,
     ) -> Exit {
         let mut has_callers = true;
         loop {
@@ -188,7 +188,7 @@ impl ServingFleet<'_> {
                 }
                 hello = workers.requests.recv() => Input::Hello(hello),
                 Some(ended) = workers.ended.recv() => Input::Ended(ended),
-                Some(order) = orders.recv() => Input::Order(order),
+                Some(command) = commands.recv() => Input::Command(command),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Input::Timer,
             };
             self.handle_input(input).await;
@@ -218,10 +218,10 @@ impl ServingFleet<'_> {
         }
     }
 
-    /// Whether a worker should make steps.
+    /// Whether a worker has open requests and can run steps.
     fn has_work(&self, replica: usize) -> bool {
         let state = &self.workers.replicas[replica];
-        state.takes_messages() && !state.is_ending && self.front.load(replica).0 > 0
+        state.accepts_messages() && !state.is_ending && self.front.load(replica).0 > 0
     }
 
     async fn handle_input(&mut self, input: Input) {
@@ -233,7 +233,7 @@ impl ServingFleet<'_> {
             Input::Hello(Ok(frames)) => match self.workers.handle_hello(&frames).await {
                 Ok(Some((replica, _))) => {
                     self.watchdog.record_progress(replica);
-                    for message in self.watchers.resumed(replica) {
+                    for message in self.subscribers.resume_messages(replica) {
                         self.workers.write(replica, &message).await;
                     }
                     if self.workers.replicas[replica].phase == ReplicaPhase::Ready {
@@ -249,7 +249,7 @@ impl ServingFleet<'_> {
             // The peer has ended; its exit is a separate input.
             Input::Hello(Err(_)) | Input::Results(Err(_)) => {}
             Input::Ended(ended) => self.handle_process_end(ended),
-            Input::Order(Order::Drain(replica)) => {
+            Input::Command(FrontCommand::Drain(replica)) => {
                 self.front.drain(replica);
                 let state = &mut self.workers.replicas[replica];
                 state.is_drained = true;
@@ -258,25 +258,25 @@ impl ServingFleet<'_> {
                 }
                 self.publish();
             }
-            Input::Order(Order::Restart(replica)) => {
+            Input::Command(FrontCommand::Restart(replica)) => {
                 self.front.drain(replica);
                 self.flush().await;
                 self.workers.replicas[replica].is_drained = false;
                 self.workers.end(replica).await;
                 self.publish();
             }
-            Input::Order(Order::Watch { watcher, replica, key, events }) => {
-                let message = self.watchers.add(watcher, (replica, key), events);
-                self.send_watch(replica, &message).await;
+            Input::Command(FrontCommand::Subscribe { subscriber, replica, key, events }) => {
+                let message = self.subscribers.add(subscriber, replica, key, events);
+                self.send_if_accepting(replica, &message).await;
             }
-            Input::Order(Order::WatchMore { watcher, events }) => {
-                if let Some((replica, message)) = self.watchers.more(watcher, events) {
-                    self.send_watch(replica, &message).await;
+            Input::Command(FrontCommand::AddCredit { subscriber, events }) => {
+                if let Some((replica, message)) = self.subscribers.add_credit(subscriber, events) {
+                    self.send_if_accepting(replica, &message).await;
                 }
             }
-            Input::Order(Order::Unwatch(watcher)) => {
-                if let Some((replica, message)) = self.watchers.remove(watcher) {
-                    self.send_watch(replica, &message).await;
+            Input::Command(FrontCommand::Unsubscribe(subscriber)) => {
+                if let Some((replica, message)) = self.subscribers.remove(subscriber) {
+                    self.send_if_accepting(replica, &message).await;
                 }
             }
             Input::Timer => {
@@ -289,20 +289,20 @@ impl ServingFleet<'_> {
         }
     }
 
-    /// Sends a message about watchers to a worker, if it takes messages.
-    async fn send_watch(&mut self, replica: usize, message: &ToWorker) {
-        if self.workers.replicas[replica].takes_messages() {
+    /// Sends a message to a worker, unless it accepts none.
+    async fn send_if_accepting(&mut self, replica: usize, message: &ToWorker) {
+        if self.workers.replicas[replica].accepts_messages() {
             self.workers.write(replica, message).await;
         }
     }
 
-    /// Kills the workers that have requests and make no step.
+    /// Kills the workers that the watchdog reports as hung.
     fn kill_hung(&mut self) {
         let mut watchdog = std::mem::take(&mut self.watchdog);
         let hung = watchdog.poll(Instant::now(), |replica| self.has_work(replica));
         self.watchdog = watchdog;
         for replica in hung {
-            let (requests, seconds) = (self.front.load(replica).0, self.watchdog.seconds());
+            let (requests, seconds) = (self.front.load(replica).0, self.watchdog.timeout_seconds());
             let line = format!(
                 "replica {replica} has completed no step for {seconds:.0} s with {requests} open requests; \
                  killing its process"
@@ -339,20 +339,20 @@ impl ServingFleet<'_> {
                     self.publish();
                 }
             }
-            FromWorker::TooLarge { runs } => {
+            FromWorker::Oversized { runs } => {
                 (self.workers.on_log)(
                     true,
                     &format!("replica {replica}: the results of {} requests are too large", runs.len()),
                 );
-                runs.into_iter().for_each(|run| self.front.undeliverable(run..run + 1, monotonic::now()));
+                runs.into_iter().for_each(|run| self.front.fail_oversized(run..run + 1, monotonic::now()));
             }
             FromWorker::Counters { steps, is_building, counters } => {
                 self.watchdog.record_steps(replica, steps, is_building);
                 (self.workers.on_counters)(replica, &counters);
             }
-            FromWorker::Steps { watcher, events } => {
-                if let Some(message) = self.watchers.deliver(replica, watcher, events) {
-                    self.send_watch(replica, &message).await;
+            FromWorker::Steps { subscriber, events } => {
+                if let Some(message) = self.subscribers.deliver(replica, subscriber, events) {
+                    self.send_if_accepting(replica, &message).await;
                 }
             }
             FromWorker::Stopped { why } => {
@@ -361,7 +361,7 @@ impl ServingFleet<'_> {
                     return;
                 }
                 (self.workers.on_log)(true, &format!("replica {replica}: the engine has stopped: {why}"));
-                // Its last message: nothing is to be waited for until its process ends.
+                // This is its last message, so its requests move to other workers at once.
                 state.kill();
                 self.front.worker_lost(replica, monotonic::now());
             }
@@ -411,7 +411,7 @@ impl ServingFleet<'_> {
                 _ => 0..0,
             };
             if !self.workers.send(send).await {
-                self.front.undeliverable(runs, monotonic::now());
+                self.front.fail_oversized(runs, monotonic::now());
             }
         }
         if !self.front.outbox.is_empty() {

@@ -205,9 +205,8 @@ impl Front {
         self.place_waiting();
     }
 
-    /// A message that adds runs to a worker was not sent, because it is too large: their requests
-    /// fail.
-    pub(crate) fn undeliverable(&mut self, runs: Range<u64>, now: Nanos) {
+    /// Fails the requests of runs whose `Add` message or results exceed the maximum message size.
+    pub(crate) fn fail_oversized(&mut self, runs: Range<u64>, now: Nanos) {
         for run in runs {
             if let Some(open) = self.forget(run) {
                 open.end(Finish::Failed(Fault::MessageSize), now, &mut self.outbox);
@@ -228,7 +227,7 @@ impl Front {
     fn stop_using(&mut self, replica: usize) {
         self.is_ready[replica] = false;
         self.router.set_available(replica, false);
-        let sessions = self.sessions.take_of(replica);
+        let sessions = self.sessions.remove_all_on(replica);
         self.outbox.retained.extend(sessions.into_iter().map(|session| (session, 0)));
     }
 
@@ -348,13 +347,13 @@ impl Front {
         self.sessions.get(session).filter(|replica| self.is_ready[*replica])
     }
 
-    /// Makes a worker the home of a session. The worker that was it before releases the session, and
-    /// so do the workers of sessions that exceed the limit.
+    /// Makes a worker the home of a session. The previous home releases the session. Sessions
+    /// beyond the limit are released at their workers.
     fn set_home(&mut self, session: SessionId, replica: usize) {
         if let Some(other) = self.sessions.set(session, replica).filter(|other| *other != replica) {
             self.send(other, Message::EndSession(session));
         }
-        while let Some((session, replica)) = self.sessions.pop_excess() {
+        while let Some((session, replica)) = self.sessions.evict_excess() {
             self.send(replica, Message::EndSession(session));
             self.outbox.retained.push((session, 0));
         }

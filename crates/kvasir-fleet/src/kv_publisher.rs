@@ -12,7 +12,7 @@
 
 use crate::kv_replay::{Payload, ReplayBuffer};
 use crate::kv_wire::encode_batch;
-use crate::rank_port::listen_as_rank;
+use crate::rank_port::bind_rank;
 use bytes::Bytes;
 use kvasir_engine::{Exit, Message, Outbox, Serving};
 use kvasir_kv::KvEvent;
@@ -140,7 +140,7 @@ impl KvPublisher {
         Ok(Self { batches, has_lost, addresses, kept_batches: config.kept_batches, in_memory })
     }
 
-    /// Batches that a stream keeps for replays.
+    /// Maximum number of batches in a stream's replay buffer.
     pub fn kept_batches(&self) -> usize {
         self.kept_batches
     }
@@ -173,7 +173,7 @@ fn listen(
     rank: u32,
     is_replay: bool,
 ) -> Result<(TcpListener, SocketAddr), KvPublisherError> {
-    listen_as_rank(first, rank).map_err(|(address, error)| KvPublisherError { is_replay, address, error })
+    bind_rank(first, rank).map_err(|(address, error)| KvPublisherError { is_replay, address, error })
 }
 
 struct Stream {

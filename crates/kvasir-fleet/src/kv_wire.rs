@@ -20,7 +20,7 @@ enum WireEvent<'a> {
         lora_id: Option<u32>,
         medium: &'a str,
         lora_name: Option<&'a str>,
-        /// One entry per block. vLLM has a salt in the first block of a prompt only.
+        /// One entry per block. As in vLLM, only the first block of a prompt has the salt.
         #[serde(skip_serializing_if = "Option::is_none")]
         extra_keys: Option<Vec<Option<[String; 1]>>>,
         group_idx: u32,
@@ -55,7 +55,7 @@ impl<'a> From<&'a KvEvent> for WireEvent<'a> {
     }
 }
 
-/// Extra keys of `blocks` blocks, the first of which has a salt.
+/// Extra keys of `blocks` blocks: the salt for the first, `None` for the others.
 fn salt_keys(salt: u64, blocks: usize) -> Vec<Option<[String; 1]>> {
     let mut keys = vec![None; blocks];
     if let Some(first) = keys.first_mut() {

@@ -16,8 +16,8 @@
 //! [`KvPublisher`] publishes the KV events of engines, in this process or in workers, over ZMQ in vLLM's
 //! wire format.
 //!
-//! [`RankGroup`] and [`RankProcess`] are the ranks of one engine (tensor parallelism), a
-//! process each, over shared memory.
+//! [`RankGroup`] and [`RankProcess`] run the tensor-parallel ranks of one engine, one process each,
+//! which communicate over shared memory.
 //!
 //! [`LoadPublisher`] publishes the load of each engine, with a heartbeat, in SGLang's wire format.
 //!
@@ -63,6 +63,6 @@ pub use crate::ranks::{
 };
 pub use crate::replica::{WorkerArguments, WorkerCommand};
 pub use crate::status::FleetHandle;
-pub use crate::step_watch::WatchSteps;
+pub use crate::step_watch::SubscribeSteps;
 pub use crate::worker::{ReadCounters, WorkerConfig, WorkerError, run_worker};
 pub use crate::workers::{OnCounters, OnLog};

@@ -1,15 +1,15 @@
 //! Publishes the load of each engine (data-parallel rank) over ZMQ in SGLang's wire format.
 //!
 //! A message has three frames: the topic `load`, a sequence number (8 bytes, big-endian, from 0), and
-//! msgpack of `["LoadStat", running, waiting, tokens used, tokens at most, rank]`.
+//! msgpack of `["LoadStat", running, waiting, used_tokens, capacity, rank]`.
 //!
-//! A thread samples the loads every [`SAMPLE_INTERVAL`]. It sends what has changed at once, and what
-//! has not as a heartbeat every [`HEARTBEAT`]. An engine that is down, or of a server that cannot
-//! serve, has no load, so its stream is silent. Subscribers that do not read cannot fill the memory:
-//! beyond [`UNREAD_BYTES`] all sockets are closed and opened again.
+//! A thread samples the loads every [`SAMPLE_INTERVAL`]. It sends a changed load at once, and
+//! repeats an unchanged one every [`HEARTBEAT`]. It sends nothing for an engine that is down, and
+//! nothing at all while the server is not ready. Memory is bounded: if more than [`UNREAD_BYTES`]
+//! wait for subscribers, all sockets are closed and opened again.
 
 use crate::kv_replay::Payload;
-use crate::rank_port::listen_as_rank;
+use crate::rank_port::bind_rank;
 use bytes::Bytes;
 use kvasir_engine::RankLoad;
 use std::{
@@ -34,7 +34,7 @@ const TOPIC: &[u8] = b"load";
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval at which an unchanged load is sent.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Bytes that may wait for subscribers.
+/// Maximum number of bytes that wait for subscribers.
 const UNREAD_BYTES: usize = 1 << 20;
 /// Pause before sockets are opened again after a failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -44,7 +44,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub struct LoadPublisherError {
     /// The address.
     pub address: SocketAddr,
-    /// Why not.
+    /// Cause.
     pub error: io::Error,
 }
 
@@ -60,19 +60,19 @@ impl std::error::Error for LoadPublisherError {
     }
 }
 
-/// Samples the loads of all engines that run.
+/// Samples the loads of all running engines.
 pub type SampleLoads = Box<dyn FnMut() -> Vec<RankLoad> + Send>;
 
-/// A publisher that listens, but does not publish yet.
+/// A publisher whose sockets are bound, before it publishes.
 pub struct BoundLoadPublisher {
     listeners: Vec<TcpListener>,
     addresses: Vec<SocketAddr>,
 }
 
 impl BoundLoadPublisher {
-    /// Listens on the addresses of this number of engines.
+    /// Binds one port per rank, from `first` on.
     pub fn bind(first: SocketAddr, ranks: u32) -> Result<Self, LoadPublisherError> {
-        let bound: Result<Vec<_>, _> = (0..ranks).map(|rank| listen_as_rank(first, rank)).collect();
+        let bound: Result<Vec<_>, _> = (0..ranks).map(|rank| bind_rank(first, rank)).collect();
         let bound = bound.map_err(|(address, error)| LoadPublisherError { address, error })?;
         let (listeners, addresses) = bound.into_iter().unzip();
         Ok(Self { listeners, addresses })
@@ -83,16 +83,17 @@ impl BoundLoadPublisher {
         &self.addresses
     }
 
-    /// Starts to publish.
+    /// Starts the publisher's thread.
     pub fn start(
         self,
-        loads: SampleLoads,
+        sample_loads: SampleLoads,
         on_warning: Box<dyn Fn(&str) + Send>,
     ) -> io::Result<LoadPublisher> {
-        let (handle, is_ended) = oneshot::channel();
+        let (handle, handle_dropped) = oneshot::channel();
         let ranks =
             self.listeners.into_iter().map(|listener| Rank { listener, next: 0, sent: None }).collect();
-        let publishing = Publishing { ranks, loads, in_memory: Arc::default(), is_ended, on_warning };
+        let publishing =
+            Publishing { ranks, sample_loads, in_memory: Arc::default(), handle_dropped, on_warning };
         thread::Builder::new().name("loads".into()).spawn(move || publishing.run())?;
         Ok(LoadPublisher { _handle: handle })
     }
@@ -106,24 +107,24 @@ pub struct LoadPublisher {
 struct Rank {
     listener: TcpListener,
     next: u64,
-    /// The load sent last, and when.
+    /// The last load that was sent, and its time.
     sent: Option<(RankLoad, Instant)>,
 }
 
-/// Why the sockets are closed.
-enum Closed {
-    /// There is no handle any more.
+/// Reason for closing all sockets.
+enum CloseReason {
+    /// The handle was dropped.
     Ended,
-    /// Subscribers do not read.
+    /// More than `UNREAD_BYTES` wait for subscribers.
     Unread,
 }
 
 /// The publisher's thread.
 struct Publishing {
     ranks: Vec<Rank>,
-    loads: SampleLoads,
+    sample_loads: SampleLoads,
     in_memory: Arc<AtomicUsize>,
-    is_ended: oneshot::Receiver<()>,
+    handle_dropped: oneshot::Receiver<()>,
     on_warning: Box<dyn Fn(&str) + Send>,
 }
 
@@ -136,8 +137,8 @@ impl Publishing {
                 runtime.block_on(self.serve())
             });
             match closed {
-                Ok(Closed::Ended) => return,
-                Ok(Closed::Unread) => {
+                Ok(CloseReason::Ended) => return,
+                Ok(CloseReason::Unread) => {
                     (self.on_warning)("loads: a subscriber does not read; all of them are disconnected");
                 }
                 Err(error) => {
@@ -149,15 +150,15 @@ impl Publishing {
     }
 
     /// Publishes until the sockets must be closed.
-    async fn serve(&mut self) -> Result<Closed, ZmqError> {
+    async fn serve(&mut self) -> Result<CloseReason, ZmqError> {
         let mut sockets = Vec::with_capacity(self.ranks.len());
         for rank in &self.ranks {
             let mut socket = PubSocket::new();
             socket.bind_listener(rank.listener.try_clone()?).await?;
             sockets.push(socket);
         }
-        while matches!(self.is_ended.try_recv(), Err(TryRecvError::Empty)) {
-            for load in (self.loads)() {
+        while matches!(self.handle_dropped.try_recv(), Err(TryRecvError::Empty)) {
+            for load in (self.sample_loads)() {
                 let (Some(rank), Some(socket)) = (self.ranks.get_mut(load.rank), sockets.get_mut(load.rank))
                 else {
                     continue;
@@ -175,11 +176,11 @@ impl Publishing {
                 rank.sent = Some((load, now));
             }
             if self.in_memory.load(Ordering::Relaxed) > UNREAD_BYTES {
-                return Ok(Closed::Unread);
+                return Ok(CloseReason::Unread);
             }
             sleep(SAMPLE_INTERVAL).await;
         }
-        Ok(Closed::Ended)
+        Ok(CloseReason::Ended)
     }
 }
 

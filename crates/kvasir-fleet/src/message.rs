@@ -67,13 +67,13 @@ pub(crate) enum ToWorker {
     Refused { why: String },
     /// A message to the engine, with the recipe of the constraint if it adds a constrained request.
     Engine { message: Message, recipe: Option<String> },
-    /// Send live steps, of all requests or of those with this client key: at most `events` events
-    /// until more are requested.
-    Watch { watcher: u64, key: Option<u64>, events: u32 },
-    /// Send this many further events.
-    WatchMore { watcher: u64, events: u32 },
-    /// Send no more events.
-    Unwatch { watcher: u64 },
+    /// Subscribes to live steps: with all requests, or only those of client `key`. The initial
+    /// credit is `events`.
+    Subscribe { subscriber: u64, key: Option<u64>, events: u32 },
+    /// Increases the credit of a subscriber.
+    AddCredit { subscriber: u64, events: u32 },
+    /// Ends a subscription.
+    Unsubscribe { subscriber: u64 },
 }
 
 /// From a worker to the front.
@@ -83,14 +83,19 @@ pub(crate) enum FromWorker {
     Hello { protocol: u32, identity: Identity, facts: Facts },
     /// Results of a step.
     Results(Outbox),
-    /// Runs, by tag, whose results are larger than a message. The worker has aborted them.
-    TooLarge { runs: Vec<u64> },
-    /// The engine's number of steps; whether none of the open requests has reached the engine,
-    /// because their constraints are being built; and all counters, in an order that the program
-    /// defines.
-    Counters { steps: u64, is_building: bool, counters: Vec<u64> },
-    /// Live steps for a watcher.
-    Steps { watcher: u64, events: Vec<StepEvent> },
+    /// Tags of runs whose results exceed the maximum message size. The worker has aborted them.
+    Oversized { runs: Vec<u64> },
+    /// Progress and counters of the engine.
+    Counters {
+        /// Number of steps.
+        steps: u64,
+        /// Whether all open requests still wait for their constraints to be built.
+        is_building: bool,
+        /// All counters, in an order that the program defines.
+        counters: Vec<u64>,
+    },
+    /// Live steps for a subscriber.
+    Steps { subscriber: u64, events: Vec<StepEvent> },
     /// The engine has stopped.
     Stopped { why: String },
 }

@@ -1,12 +1,13 @@
-//! Results that exceed the size of a message: the runs whose log-probabilities or hidden states make
-//! them so large are taken out and reported by their tags.
+//! Reduces results that exceed the maximum message size: removes log-probabilities, scores and
+//! hidden states, and fails the runs that had some.
 
 use kvasir_engine::Outbox;
 use std::collections::HashSet;
 
-/// Removes all log-probabilities and hidden states, and the events that had some. Returns the tags
-/// of these events, in order.
-pub(crate) fn take_large(outbox: &mut Outbox) -> Vec<u64> {
+/// Removes all log-probabilities, scores and hidden states, clears the events that had some, and
+/// removes the summaries of their requests. Returns the tags of these events, in order. The caller
+/// must abort these runs.
+pub(crate) fn remove_oversized(outbox: &mut Outbox) -> Vec<u64> {
     let Outbox { events, logprobs, scores, hidden, ended, .. } = outbox;
     let by_event: HashSet<u32> =
         scores.iter().map(|(at, _)| *at).chain(hidden.iter().map(|(at, _)| *at)).collect();
@@ -38,7 +39,7 @@ mod tests {
     use kvasir_kv::Span;
 
     #[test]
-    fn only_runs_with_large_results_are_taken_out() {
+    fn only_runs_with_large_results_are_removed() {
         let mut outbox = Outbox { tokens: vec![7, 8, 9], ..Outbox::default() };
         for (at, tag) in [(0, 21), (1, 22), (2, 23)] {
             let request = RequestId(tag);
@@ -49,7 +50,7 @@ mod tests {
         push_end((25, Finish::MaxTokens), (5, 0, 1), Timings::default(), &mut outbox);
         outbox.logprobs.push((1, Default::default()));
         outbox.hidden.push((3, vec![0.0; 9]));
-        assert_eq!(take_large(&mut outbox), [22, 24]);
+        assert_eq!(remove_oversized(&mut outbox), [22, 24]);
         let left: Vec<u64> = outbox.events.iter().map(|event| event.tag).collect();
         assert_eq!(left, [21, 0, 23, 0, 25]);
         assert_eq!((outbox.ended.len(), outbox.ended[0].tag), (1, 25));

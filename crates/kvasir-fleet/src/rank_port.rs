@@ -1,12 +1,13 @@
-//! Ports of data-parallel ranks: rank `i` has the port of rank 0 plus `i`.
+//! Ports of data-parallel ranks: rank `i` listens on `port + i`.
 
 use std::{
     io,
     net::{SocketAddr, TcpListener},
 };
 
-/// Listens on the address of a rank; with port 0, on a free one. An error names the address.
-pub(crate) fn listen_as_rank(
+/// Binds the port of a rank; `first` is the address of rank 0. Port 0 selects a free port. An error
+/// contains the address.
+pub(crate) fn bind_rank(
     first: SocketAddr,
     rank: u32,
 ) -> Result<(TcpListener, SocketAddr), (SocketAddr, io::Error)> {

@@ -56,7 +56,7 @@ pub(crate) struct Replica {
     pub(crate) sent: MessageNumbers,
     pub(crate) received: MessageNumbers,
     pub(crate) dropped: u64,
-    /// Processes that were killed because they made no step.
+    /// Processes that the watchdog has killed.
     pub(crate) hangs: u32,
     pub(crate) last_exit: Option<String>,
     /// When its process is restarted.
@@ -130,8 +130,8 @@ impl Replica {
         self.phase = if self.is_drained { ReplicaPhase::Drained } else { ReplicaPhase::Ready };
     }
 
-    /// Whether its process takes messages.
-    pub(crate) fn takes_messages(&self) -> bool {
+    /// Whether its process has completed the handshake and runs.
+    pub(crate) fn accepts_messages(&self) -> bool {
         matches!(self.phase, ReplicaPhase::Ready | ReplicaPhase::Drained)
     }
 

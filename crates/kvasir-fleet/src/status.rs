@@ -1,8 +1,8 @@
-//! The handle of a fleet: reads the status of its replicas, watches their steps, and sends the
-//! operator's commands.
+//! The handle of a fleet: reads the status of its replicas, subscribes to their steps, and sends
+//! the operator's commands.
 
-use crate::order::Order;
-use crate::step_watch::WatchedSteps;
+use crate::order::FrontCommand;
+use crate::step_watch::ReplicaSteps;
 use kvasir_engine::{ReplicaStatus, Replicas, Routing, StepSource};
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -14,9 +14,9 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 #[derive(Clone, Debug)]
 pub struct FleetHandle {
     pub(crate) replicas: Arc<Mutex<Vec<ReplicaStatus>>>,
-    pub(crate) orders: UnboundedSender<Order>,
+    pub(crate) commands: UnboundedSender<FrontCommand>,
     pub(crate) routing: Routing,
-    pub(crate) watchers: Arc<AtomicU64>,
+    pub(crate) next_subscriber: Arc<AtomicU64>,
 }
 
 impl FleetHandle {
@@ -25,8 +25,8 @@ impl FleetHandle {
         self.replicas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn order(&self, replica: usize, order: Order) -> bool {
-        replica < self.lock().len() && self.orders.send(order).is_ok()
+    fn send(&self, replica: usize, command: FrontCommand) -> bool {
+        replica < self.lock().len() && self.commands.send(command).is_ok()
     }
 
     pub(crate) fn publish(&self, status: Vec<ReplicaStatus>) {
@@ -43,20 +43,20 @@ impl Replicas for FleetHandle {
         self.routing
     }
 
-    fn watch_steps(&self, replica: usize, key: Option<u64>) -> Option<Box<dyn StepSource>> {
-        let watcher = self.watchers.fetch_add(1, Ordering::Relaxed);
+    fn subscribe_steps(&self, replica: usize, key: Option<u64>) -> Option<Box<dyn StepSource>> {
+        let subscriber = self.next_subscriber.fetch_add(1, Ordering::Relaxed);
         let (send, events) = unbounded_channel();
-        if !self.order(replica, Order::Watch { watcher, replica, key, events: send }) {
+        if !self.send(replica, FrontCommand::Subscribe { subscriber, replica, key, events: send }) {
             return None;
         }
-        Some(Box::new(WatchedSteps { watcher, events, orders: self.orders.clone(), taken: 0 }))
+        Some(Box::new(ReplicaSteps { subscriber, events, commands: self.commands.clone(), taken: 0 }))
     }
 
     fn drain(&self, replica: usize) -> bool {
-        self.order(replica, Order::Drain(replica))
+        self.send(replica, FrontCommand::Drain(replica))
     }
 
     fn restart(&self, replica: usize) -> bool {
-        self.order(replica, Order::Restart(replica))
+        self.send(replica, FrontCommand::Restart(replica))
     }
 }

@@ -1,14 +1,15 @@
-//! Live steps of workers: the front's watchers, and the watches of a worker.
+//! Live step subscriptions across processes: `Subscribers` at the front, `Subscriptions` in a
+//! worker.
 //!
-//! Flow control by credit: a worker sends at most [`CREDIT`] events that the reader has not taken.
-//! Beyond that, events wait in the worker's [`StepSource`], which skips steps when it is full. So a
-//! slow reader delays neither the engine nor the front.
+//! Credit-based flow control: a worker sends at most [`CREDIT`] events that the reader has not
+//! consumed. Without credit, events wait in the worker's [`StepSource`], which skips steps when it
+//! is full. So a slow reader delays neither the engine nor the front.
 //!
-//! A watcher outlives the worker's process: the next process of the replica continues the stream,
-//! which then begins with a snapshot.
+//! A subscription survives a restart of the worker: the front subscribes again at the new process,
+//! whose stream begins with a snapshot.
 
 use crate::message::ToWorker;
-use crate::order::Order;
+use crate::order::FrontCommand;
 use kvasir_engine::{StepEvent, StepSource};
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,25 +25,25 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Most events of a watcher that are on their way to its reader.
+/// Maximum number of events of a subscriber that its reader has not consumed.
 const CREDIT: u32 = 512;
-/// Most events of a message.
+/// Maximum number of events in a message.
 const MAX_BATCH: usize = 128;
 
-/// Opens a stream of the engine's steps: of all requests, or of those with one client key. `None` if
-/// there are too many.
-pub type WatchSteps = Box<dyn Fn(Option<u64>) -> Option<Box<dyn StepSource>> + Send>;
+/// Opens a stream of the engine's steps: with all requests, or only those of a client key. `None`
+/// if there are too many streams.
+pub type SubscribeSteps = Box<dyn Fn(Option<u64>) -> Option<Box<dyn StepSource>> + Send>;
 
 /// A stream of a replica's steps, on the reader's side.
-pub(crate) struct WatchedSteps {
-    pub(crate) watcher: u64,
+pub(crate) struct ReplicaSteps {
+    pub(crate) subscriber: u64,
     pub(crate) events: UnboundedReceiver<StepEvent>,
-    pub(crate) orders: UnboundedSender<Order>,
-    /// Events taken since the last report to the worker.
+    pub(crate) commands: UnboundedSender<FrontCommand>,
+    /// Events consumed since the last report to the worker.
     pub(crate) taken: u32,
 }
 
-impl StepSource for WatchedSteps {
+impl StepSource for ReplicaSteps {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<StepEvent>> {
         let event = self.events.poll_recv(context);
         if let Poll::Ready(Some(_)) = event {
@@ -50,137 +51,142 @@ impl StepSource for WatchedSteps {
             if self.taken >= CREDIT / 4 {
                 let events = std::mem::take(&mut self.taken);
                 // Fails only if the fleet has ended, which also ends the stream.
-                let _ = self.orders.send(Order::WatchMore { watcher: self.watcher, events });
+                let _ = self.commands.send(FrontCommand::AddCredit { subscriber: self.subscriber, events });
             }
         }
         event
     }
 }
 
-impl Drop for WatchedSteps {
+impl Drop for ReplicaSteps {
     fn drop(&mut self) {
-        let _ = self.orders.send(Order::Unwatch(self.watcher));
+        let _ = self.commands.send(FrontCommand::Unsubscribe(self.subscriber));
     }
 }
 
-/// A watcher at the front.
-struct Watcher {
+/// A subscriber at the front.
+struct Subscriber {
     replica: usize,
     key: Option<u64>,
     events: UnboundedSender<StepEvent>,
-    /// Events sent to the reader that it has not reported as taken.
-    untaken: u32,
+    /// Events sent to the reader that it has not reported as consumed.
+    outstanding: u32,
 }
 
-/// The watchers of a fleet's steps.
+/// The subscribers of a fleet's steps.
 #[derive(Default)]
-pub(crate) struct Watchers {
-    by_id: BTreeMap<u64, Watcher>,
+pub(crate) struct Subscribers {
+    by_id: BTreeMap<u64, Subscriber>,
 }
 
-impl Watchers {
-    /// Adds a watcher. The caller sends the message to the replica if that accepts messages.
+impl Subscribers {
+    /// Adds a subscriber. The caller must send the returned message if the replica accepts
+    /// messages.
     pub(crate) fn add(
         &mut self,
-        watcher: u64,
-        (replica, key): (usize, Option<u64>),
+        subscriber: u64,
+        replica: usize,
+        key: Option<u64>,
         events: UnboundedSender<StepEvent>,
     ) -> ToWorker {
-        self.by_id.insert(watcher, Watcher { replica, key, events, untaken: 0 });
-        ToWorker::Watch { watcher, key, events: CREDIT }
+        self.by_id.insert(subscriber, Subscriber { replica, key, events, outstanding: 0 });
+        ToWorker::Subscribe { subscriber, key, events: CREDIT }
     }
 
-    /// The messages that continue the streams of a replica in its new process.
-    pub(crate) fn resumed(&self, replica: usize) -> Vec<ToWorker> {
-        let of_replica = self.by_id.iter().filter(|(_, watcher)| watcher.replica == replica);
-        let message = |(watcher, state): (&u64, &Watcher)| {
-            let events = CREDIT.saturating_sub(state.untaken);
-            ToWorker::Watch { watcher: *watcher, key: state.key, events }
+    /// Messages that subscribe all subscribers of a replica at its new process.
+    pub(crate) fn resume_messages(&self, replica: usize) -> Vec<ToWorker> {
+        let of_replica = self.by_id.iter().filter(|(_, subscriber)| subscriber.replica == replica);
+        let message = |(subscriber, state): (&u64, &Subscriber)| {
+            let events = CREDIT.saturating_sub(state.outstanding);
+            ToWorker::Subscribe { subscriber: *subscriber, key: state.key, events }
         };
         of_replica.map(message).collect()
     }
 
-    /// Passes events of a replica on. Returns the message that ends the stream if it has no reader.
+    /// Passes events to their reader. If the reader is gone, removes the subscriber and returns the
+    /// message that ends the stream.
     pub(crate) fn deliver(
         &mut self,
         replica: usize,
-        watcher: u64,
+        subscriber: u64,
         events: Vec<StepEvent>,
     ) -> Option<ToWorker> {
-        let state = self.by_id.get_mut(&watcher).filter(|state| state.replica == replica)?;
-        state.untaken = state.untaken.saturating_add(events.len() as u32);
+        let state = self.by_id.get_mut(&subscriber).filter(|state| state.replica == replica)?;
+        state.outstanding = state.outstanding.saturating_add(events.len() as u32);
         let is_read = events.into_iter().all(|event| state.events.send(event).is_ok());
         if is_read {
             return None;
         }
-        self.by_id.remove(&watcher);
-        Some(ToWorker::Unwatch { watcher })
+        self.by_id.remove(&subscriber);
+        Some(ToWorker::Unsubscribe { subscriber })
     }
 
-    /// A reader has taken events: the replica, and the message to it.
-    pub(crate) fn more(&mut self, watcher: u64, events: u32) -> Option<(usize, ToWorker)> {
-        let state = self.by_id.get_mut(&watcher)?;
-        state.untaken = state.untaken.saturating_sub(events);
-        Some((state.replica, ToWorker::WatchMore { watcher, events }))
+    /// A reader has consumed events. Returns the replica, and the message to it.
+    pub(crate) fn add_credit(&mut self, subscriber: u64, events: u32) -> Option<(usize, ToWorker)> {
+        let state = self.by_id.get_mut(&subscriber)?;
+        state.outstanding = state.outstanding.saturating_sub(events);
+        Some((state.replica, ToWorker::AddCredit { subscriber, events }))
     }
 
-    /// Removes a watcher: its replica, and the message to it.
-    pub(crate) fn remove(&mut self, watcher: u64) -> Option<(usize, ToWorker)> {
-        let state = self.by_id.remove(&watcher)?;
-        Some((state.replica, ToWorker::Unwatch { watcher }))
+    /// Removes a subscriber. Returns its replica, and the message to it.
+    pub(crate) fn remove(&mut self, subscriber: u64) -> Option<(usize, ToWorker)> {
+        let state = self.by_id.remove(&subscriber)?;
+        Some((state.replica, ToWorker::Unsubscribe { subscriber }))
     }
 }
 
-/// The watches of a worker, on its I/O thread.
-pub(crate) struct Watches {
-    open: WatchSteps,
-    by_id: HashMap<u64, Watch>,
+/// The subscriptions of a worker, on its I/O thread.
+pub(crate) struct Subscriptions {
+    open: SubscribeSteps,
+    by_id: HashMap<u64, Subscription>,
     to_batch: UnboundedSender<(u64, StepEvent)>,
     events: UnboundedReceiver<(u64, StepEvent)>,
     /// The first event of the next batch, if it was received with the last.
     next: Option<(u64, StepEvent)>,
 }
 
-/// A watch: the events that it may still send, and the task that takes them from the engine.
-struct Watch {
+/// A subscription at the worker.
+struct Subscription {
+    /// One permit per event that may still be sent.
     credit: Arc<Semaphore>,
+    /// Runs `forward`.
     task: JoinHandle<()>,
 }
 
-impl Drop for Watch {
+impl Drop for Subscription {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Watches {
-    pub(crate) fn new(open: WatchSteps) -> Self {
+impl Subscriptions {
+    pub(crate) fn new(open: SubscribeSteps) -> Self {
         let (to_batch, events) = unbounded_channel();
         Self { open, by_id: HashMap::new(), to_batch, events, next: None }
     }
 
-    /// Opens a stream for a watcher, which replaces an earlier one of the same number.
-    pub(crate) fn add(&mut self, watcher: u64, key: Option<u64>, events: u32) {
+    /// Opens a stream for a subscriber, and replaces its earlier one.
+    pub(crate) fn add(&mut self, subscriber: u64, key: Option<u64>, events: u32) {
         let Some(source) = (self.open)(key) else { return };
         let credit = Arc::new(Semaphore::new(events.min(CREDIT) as usize));
-        let task = tokio::spawn(forward(watcher, source, Arc::clone(&credit), self.to_batch.clone()));
-        self.by_id.insert(watcher, Watch { credit, task });
+        let task = tokio::spawn(forward(subscriber, source, Arc::clone(&credit), self.to_batch.clone()));
+        self.by_id.insert(subscriber, Subscription { credit, task });
     }
 
-    /// The reader has taken events.
-    pub(crate) fn more(&mut self, watcher: u64, events: u32) {
-        if let Some(watch) = self.by_id.get(&watcher) {
-            watch.credit.add_permits(events.min(CREDIT) as usize);
+    /// The reader has consumed events.
+    pub(crate) fn add_credit(&mut self, subscriber: u64, events: u32) {
+        if let Some(subscription) = self.by_id.get(&subscriber) {
+            subscription.credit.add_permits(events.min(CREDIT) as usize);
         }
     }
 
-    pub(crate) fn remove(&mut self, watcher: u64) {
-        self.by_id.remove(&watcher);
+    pub(crate) fn remove(&mut self, subscriber: u64) {
+        self.by_id.remove(&subscriber);
     }
 
-    /// Waits for events, and returns those of one watcher that are there.
+    /// Waits for events. Returns a batch of queued events of one subscriber.
     pub(crate) async fn next(&mut self) -> Option<(u64, Vec<StepEvent>)> {
-        let (watcher, first) = match self.next.take() {
+        let (subscriber, first) = match self.next.take() {
             Some(next) => next,
             None => self.events.recv().await?,
         };
@@ -188,19 +194,19 @@ impl Watches {
         while batch.len() < MAX_BATCH
             && let Ok((other, event)) = self.events.try_recv()
         {
-            if other != watcher {
+            if other != subscriber {
                 self.next = Some((other, event));
                 break;
             }
             batch.push(event);
         }
-        Some((watcher, batch))
+        Some((subscriber, batch))
     }
 }
 
-/// Takes events from the engine as long as there is credit.
+/// Moves events from `source` to `to`, one per permit of `credit`.
 async fn forward(
-    watcher: u64,
+    subscriber: u64,
     mut source: Box<dyn StepSource>,
     credit: Arc<Semaphore>,
     to: UnboundedSender<(u64, StepEvent)>,
@@ -208,7 +214,7 @@ async fn forward(
     while let Ok(permit) = credit.acquire().await {
         permit.forget();
         let Some(event) = poll_fn(|context| source.poll_next(context)).await else { return };
-        if to.send((watcher, event)).is_err() {
+        if to.send((subscriber, event)).is_err() {
             return;
         }
     }

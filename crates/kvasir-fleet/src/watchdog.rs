@@ -1,23 +1,23 @@
-//! `Watchdog`: finds workers that have requests and make no step.
+//! `Watchdog`: detects workers that have open requests and complete no step.
 //!
-//! It counts its own polls, not time: when the front itself was suspended, one poll follows, and the
-//! workers' messages that have queued up meanwhile reset their counts before the next.
+//! It counts polls, not time, so a suspended front kills no worker: after it resumes, it polls
+//! once, and the queued messages of the workers reset their counts before the next poll.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Shortest timeout: workers report their steps once per second.
+/// Minimum timeout: workers report their steps once per second.
 const MIN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest interval of polls.
+/// Maximum interval between polls.
 const MAX_INTERVAL: Duration = Duration::from_secs(1);
-/// Polls within a timeout, at least.
+/// Minimum number of polls within the timeout.
 const MIN_POLLS: u32 = 8;
 
-/// Steps of a worker, and polls since the last one.
+/// Reported steps of a worker, and polls since its last progress.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     steps: u64,
-    silent_polls: u32,
+    stalled_polls: u32,
 }
 
 /// Counts the polls in which each worker made no progress.
@@ -30,7 +30,7 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// A watchdog of `replicas` workers, which reports those without progress for `timeout`.
+    /// A watchdog of `replicas` workers that reports those without progress for `timeout`.
     pub(crate) fn new(replicas: usize, timeout: Duration) -> Self {
         let timeout = timeout.max(MIN_TIMEOUT);
         let interval = (timeout / MIN_POLLS).min(MAX_INTERVAL);
@@ -39,17 +39,17 @@ impl Watchdog {
         Self { workers: vec![Progress::default(); replicas], interval, max_polls, next_poll: None }
     }
 
-    /// A worker has delivered results, or has just received its first request.
+    /// A worker has connected or delivered results.
     pub(crate) fn record_progress(&mut self, replica: usize) {
-        self.workers[replica].silent_polls = 0;
+        self.workers[replica].stalled_polls = 0;
     }
 
-    /// A worker has reported its number of steps. `is_building`: none of its requests has reached the
-    /// engine, because their constraints are being built.
+    /// A worker has reported its number of steps. `is_building`: all of its requests still wait for
+    /// their constraints to be built, which counts as progress.
     pub(crate) fn record_steps(&mut self, replica: usize, steps: u64, is_building: bool) {
         let worker = &mut self.workers[replica];
         if worker.steps != steps || is_building {
-            *worker = Progress { steps, silent_polls: 0 };
+            *worker = Progress { steps, stalled_polls: 0 };
         }
     }
 
@@ -67,7 +67,8 @@ impl Watchdog {
         }
     }
 
-    /// Polls, if it is due. Returns the workers that had work and made no progress for the timeout.
+    /// Polls if a poll is due. Returns the workers that had work and made no progress for the
+    /// timeout.
     pub(crate) fn poll(&mut self, now: Instant, has_work: impl Fn(usize) -> bool) -> Vec<usize> {
         if self.next_poll.is_none_or(|at| at > now) {
             return Vec::new();
@@ -75,9 +76,9 @@ impl Watchdog {
         self.next_poll = Some(now + self.interval);
         let mut hung = Vec::new();
         for (replica, worker) in self.workers.iter_mut().enumerate() {
-            worker.silent_polls = if has_work(replica) { worker.silent_polls + 1 } else { 0 };
-            if worker.silent_polls >= self.max_polls {
-                worker.silent_polls = 0;
+            worker.stalled_polls = if has_work(replica) { worker.stalled_polls + 1 } else { 0 };
+            if worker.stalled_polls >= self.max_polls {
+                worker.stalled_polls = 0;
                 hung.push(replica);
             }
         }
@@ -85,7 +86,7 @@ impl Watchdog {
     }
 
     /// The timeout in seconds.
-    pub(crate) fn seconds(&self) -> f64 {
+    pub(crate) fn timeout_seconds(&self) -> f64 {
         (self.interval * self.max_polls).as_secs_f64()
     }
 }
@@ -138,6 +139,6 @@ mod tests {
     fn the_longest_timeout_does_not_overflow() {
         let watchdog = Watchdog::new(1, Duration::MAX);
         assert_eq!(watchdog.max_polls, u32::MAX);
-        assert_eq!(Watchdog::new(1, Duration::from_secs(1)).seconds(), 3.0);
+        assert_eq!(Watchdog::new(1, Duration::from_secs(1)).timeout_seconds(), 3.0);
     }
 }

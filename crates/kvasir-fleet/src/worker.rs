@@ -11,9 +11,9 @@ use crate::message::{
     Facts, FromWorker, Header, Identity, MessageNumbers, PROTOCOL, ToWorker, decode, encode,
 };
 use crate::monotonic;
-use crate::oversized::take_large;
+use crate::oversized::remove_oversized;
 use crate::ranks::{Affinity, CommandLog};
-use crate::step_watch::{WatchSteps, Watches};
+use crate::step_watch::{SubscribeSteps, Subscriptions};
 use crate::transport::connect;
 use kvasir_engine::{Engine, Exit, Message, Outbox};
 use kvasir_exec::Executor;
@@ -53,16 +53,16 @@ pub struct WorkerConfig {
     pub identity: Identity,
     /// Properties of the engine that the front needs.
     pub facts: Facts,
-    /// Logs what the engine receives for other ranks that run engines of their own.
+    /// Replicates the engine's inbox to the tensor-parallel ranks that run engines of their own.
     pub commands: Option<CommandLog>,
-    /// Processors that only the calling thread and its helpers run on, if they are pinned.
+    /// CPU affinity of the calling thread and its helpers, if they are pinned.
     pub affinity: Option<Affinity>,
     /// Builds constraints.
     pub build: BuildConstraint,
     /// Reads the engine's counters.
     pub counters: ReadCounters,
     /// Opens streams of the engine's steps.
-    pub watch: WatchSteps,
+    pub subscribe: SubscribeSteps,
 }
 
 /// Reads the counters of an engine: its number of steps, and all counters.
@@ -113,7 +113,7 @@ pub fn run_worker<E: Executor>(mut config: WorkerConfig, engine: &mut Engine<E>)
         Ok::<_, WorkerError>(thread::Builder::new().name("worker-io".into()).spawn(run)?)
     };
     let io = match &affinity {
-        Some(affinity) => affinity.unpinned(start)?,
+        Some(affinity) => affinity.run_unpinned(start)?,
         None => start()?,
     };
     // Timings of a resumed request come from another process, so all must use one clock.
@@ -149,7 +149,7 @@ struct Connection {
     received: MessageNumbers,
     builds: ConstraintBuilds,
     counters: ReadCounters,
-    watches: Watches,
+    subscriptions: Subscriptions,
     /// Number of requests that have not ended.
     open: u64,
 }
@@ -157,8 +157,9 @@ struct Connection {
 impl Connection {
     /// Connects and waits for the front's welcome.
     async fn open(config: WorkerConfig) -> Result<Self, WorkerError> {
-        let WorkerConfig { directory, replica, generation, identity, facts, build, counters, watch, .. } =
-            config;
+        let WorkerConfig {
+            directory, replica, generation, identity, facts, build, counters, subscribe, ..
+        } = config;
         let connected = connect(&directory, replica, generation).await;
         let (requests, results) = connected.map_err(WorkerError::Socket)?;
         let mut connection = Self {
@@ -169,7 +170,7 @@ impl Connection {
             received: MessageNumbers::default(),
             builds: ConstraintBuilds::start(build)?,
             counters,
-            watches: Watches::new(watch),
+            subscriptions: Subscriptions::new(subscribe),
             open: 0,
         };
         let hello = connection.encode(&FromWorker::Hello { protocol: PROTOCOL, identity, facts });
@@ -196,9 +197,13 @@ impl Connection {
     fn take(&mut self, frames: &ZmqMessage, inbox: &mpsc::Sender<Message>) {
         let (message, recipe) = match self.read(frames) {
             Some(ToWorker::Engine { message, recipe }) => (message, recipe),
-            Some(ToWorker::Watch { watcher, key, events }) => return self.watches.add(watcher, key, events),
-            Some(ToWorker::WatchMore { watcher, events }) => return self.watches.more(watcher, events),
-            Some(ToWorker::Unwatch { watcher }) => return self.watches.remove(watcher),
+            Some(ToWorker::Subscribe { subscriber, key, events }) => {
+                return self.subscriptions.add(subscriber, key, events);
+            }
+            Some(ToWorker::AddCredit { subscriber, events }) => {
+                return self.subscriptions.add_credit(subscriber, events);
+            }
+            Some(ToWorker::Unsubscribe { subscriber }) => return self.subscriptions.remove(subscriber),
             Some(ToWorker::Welcome | ToWorker::Refused { .. }) | None => return,
         };
         if let Message::Add { n, .. } = &message {
@@ -232,10 +237,10 @@ impl Connection {
             return;
         }
         let FromWorker::Results(mut outbox) = results else { return };
-        let runs = take_large(&mut outbox);
-        // Their last events follow, and the front drops them.
+        let runs = remove_oversized(&mut outbox);
+        // The front drops the last events of these runs.
         runs.iter().for_each(|tag| drop(inbox.send(Message::Abort { tag: *tag })));
-        self.send(&FromWorker::TooLarge { runs }).await;
+        self.send(&FromWorker::Oversized { runs }).await;
         self.send(&FromWorker::Results(outbox)).await;
     }
 
@@ -244,7 +249,7 @@ impl Connection {
         let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         // Handlers are installed and never read, so these signals have no effect.
         let _ignored = signals.map(signal);
-        // The first ones tell block size and capacity.
+        // The first report does not wait for a request: it carries block size and capacity.
         let mut counters_due = Some(Instant::now() + COUNTERS_DELAY);
         loop {
             let due = counters_due.unwrap_or_else(|| Instant::now() + COUNTERS_INTERVAL);
@@ -279,8 +284,8 @@ impl Connection {
                         self.send_results(outbox, &inbox).await;
                     }
                 }
-                Some((watcher, events)) = self.watches.next() => {
-                    self.send(&FromWorker::Steps { watcher, events }).await;
+                Some((subscriber, events)) = self.subscriptions.next() => {
+                    self.send(&FromWorker::Steps { subscriber, events }).await;
                 }
                 () = sleep_until(due), if counters_due.is_some() => {
                     let (steps, counters) = (self.counters)();

@@ -222,9 +222,9 @@ impl Checkpoint {
         })
     }
 
-    /// A hash of the config, of the names, types and shapes of all tensors, and of the first bytes of
-    /// each. Equal in all processes of one build that have opened the same files; not stable across
-    /// Rust versions.
+    /// A hash of the config, of the names, types and shapes of all tensors, and of the first bytes
+    /// of each. Equal in all processes of one build that have opened the same files; not stable
+    /// across Rust versions.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.config.to_string().hash(&mut hasher);
@@ -271,8 +271,8 @@ impl Checkpoint {
         self.gguf.as_ref()
     }
 
-    /// Adds a tensor of another checkpoint, under the name `name`, unless there is one of that name.
-    /// Both share the bytes. Fails if the other has no such tensor.
+    /// Adds a tensor of another checkpoint, under the name `name`, unless there is one of that
+    /// name. Both share the bytes. Fails if the other has no such tensor.
     pub fn borrow_tensor(&mut self, name: &str, from: &Self, tensor: &str) -> Result<()> {
         if self.tensors.contains_key(name) {
             return Ok(());
@@ -398,7 +398,8 @@ impl Checkpoint {
         }
     }
 
-    /// The weight that a tensor stores in quantization blocks, and their length in elements.
+    /// Weight name and elements per quantization block of a tensor; `None` if it is not quantized.
+    /// MXFP4 stores weight `w` in tensor `w_blocks`.
     fn block_of(&self, tensor: &TensorView<'_>) -> Option<(String, usize)> {
         let mxfp4 = tensor.name.strip_suffix("_blocks").filter(|weight| self.tensor(weight).is_none());
         match mxfp4 {
@@ -464,7 +465,8 @@ impl Checkpoint {
         self.parts(name).map(|(entry, _)| entry.range.len()).sum()
     }
 
-    /// Stored bytes of the weights that programs read: of a rank's program, its part of each.
+    /// Stored bytes that the programs read. A weight that several programs read counts once, by the
+    /// largest share.
     pub fn bytes_read<'a>(&self, programs: impl IntoIterator<Item = &'a Program>) -> u64 {
         let mut shares: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for program in programs {

@@ -1,5 +1,5 @@
-//! KV events that are not taken in time: the log is replaced by the current contents, and a mirror
-//! holds again what lookups find.
+//! Overflow of the KV event log: the current contents replace its events, and a mirror then holds
+//! exactly the prefixes that lookups can hit.
 
 use kvasir_kv::{
     Cache, CacheConfig, CacheKind, ClaimRow, KvEvent, Lookup, StepId, Token, block_hash, build, prefix_hashes,
@@ -71,7 +71,7 @@ fn a_mirror_is_complete_after_an_overflow() {
         let events = take(cache);
         assert!(events[0] == KvEvent::AllBlocksCleared, "{kind}: the log has not overflowed");
         apply(&mut mirror, events);
-        // And events go on.
+        // Later events are recorded again.
         compute(cache, 100, &prompt(99), 0);
         prompts.push((prompt(99), 0));
         apply(&mut mirror, take(cache));

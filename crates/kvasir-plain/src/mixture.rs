@@ -42,7 +42,7 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Rou
     routes
 }
 
-/// Computes Σ weight * down(act(gate(x)) * up(x)) over the chosen experts that are among `experts`.
+/// Computes Σ weight * down(act(gate(x)) * up(x)) over the chosen experts that this rank has.
 pub(crate) fn mixture(x: &[f32], routes: &Routes, experts: &Experts, weights: &Weights, out: &mut [f32]) {
     out.fill(0.0);
     let local =

@@ -13,7 +13,7 @@ use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
 use crate::pool::{Part, Pool};
 use crate::weights::Weights;
-use kvasir_exec::{Batch, JoinBuffers, Ranks, StepError};
+use kvasir_exec::{AllGatherBuffers, Batch, Ranks, StepError};
 use kvasir_kv::{Plan, PoolId, Token};
 use kvasir_program::{
     Buffers, Collective, Holds, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId,
@@ -66,8 +66,8 @@ impl<'a> Run<'a> {
         Self { job, own, reads, row_of, sampled, memory, routes, selections }
     }
 
-    /// Runs all ops. Logits and the values that the buffer plan keeps can be read afterwards. Fails
-    /// if a collective does.
+    /// Runs all ops. Logits and the values that the buffer plan keeps can be read afterwards.
+    /// Returns the error of the first collective that fails.
     pub(crate) fn all(&mut self) -> Result<(), StepError> {
         self.own.run_moves(&self.job.plan.moves);
         for op in &self.job.program.ops {
@@ -187,11 +187,17 @@ impl<'a> Run<'a> {
             }
             Op::Collect { x, how, .. } => match (how, self.job.ranks) {
                 (Collective::Join, Some(ranks)) => {
-                    JoinBuffers::default().join(ranks, self.value(*x), self.width(*x), y, width)?;
+                    AllGatherBuffers::default().all_gather(
+                        ranks,
+                        self.value(*x),
+                        self.width(*x),
+                        y,
+                        width,
+                    )?;
                 }
                 (Collective::Sum, Some(ranks)) => {
                     y.copy_from_slice(self.value(*x));
-                    ranks.sum(y)?;
+                    ranks.all_reduce(y)?;
                 }
                 (_, None) => y.copy_from_slice(self.value(*x)),
             },

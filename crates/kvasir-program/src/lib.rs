@@ -21,7 +21,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Model::for_rank`] divides the programs among tensor-parallel ranks.
+//! [`Model::for_rank`] shards the programs for tensor-parallel ranks.
 //!
 //! In reading order: `ir` (ops, values, weights, ropes, layers), `builder` (configs and shapes in,
 //! ops out), `blocks`, `arch`, `passes` (over a finished program), `model`.

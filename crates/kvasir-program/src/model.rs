@@ -58,7 +58,7 @@ impl Model {
         Ok(model)
     }
 
-    /// The programs of one of `ranks` ranks (tensor parallelism); see [`Program::for_rank`].
+    /// Shards the target and the MTP layers for one of `ranks` ranks; see [`Program::for_rank`].
     pub fn for_rank(&self, rank: usize, ranks: usize) -> std::result::Result<Self, SplitError> {
         let part = |program: &Program| program.for_rank(rank, ranks);
         let predictions = self.predictions.iter().map(part).collect::<std::result::Result<_, _>>()?;

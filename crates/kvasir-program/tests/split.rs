@@ -1,5 +1,5 @@
-//! Programs of ranks, for published configs: weights, KV widths, experts, sums per layer; and
-//! requests that no model can serve.
+//! Sharded programs of published configs: weights, KV widths, experts and all-reduces per layer,
+//! and the errors of impossible rank counts.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_program::{Collective, Model, Op, Program, Source, SplitError};
@@ -13,7 +13,7 @@ fn elements(program: &Program) -> usize {
     program.elements_read().iter().sum()
 }
 
-fn sums(program: &Program) -> usize {
+fn all_reduces(program: &Program) -> usize {
     program.ops.iter().filter(|op| matches!(op, Op::Collect { how: Collective::Sum, .. })).count()
 }
 
@@ -38,7 +38,7 @@ fn deepseek_v3() -> Json {
 }
 
 #[test]
-fn a_dense_model_is_halved() {
+fn two_ranks_each_read_half_of_a_dense_model() {
     let whole = target(json!({
         "architectures": ["Qwen3ForCausalLM"], "head_dim": 128, "hidden_size": 1024,
         "intermediate_size": 3072, "max_position_embeddings": 40960, "num_attention_heads": 16,
@@ -50,19 +50,19 @@ fn a_dense_model_is_halved() {
         let part = whole.for_rank(rank, 2).unwrap();
         assert_eq!(elements(&part), copied + (elements(&whole) - copied) / 2);
         assert_eq!(part.kv_width() * 2, whole.kv_width());
-        assert_eq!(sums(&part), 2 * 28, "attention and feed-forward block of each layer");
+        assert_eq!(all_reduces(&part), 2 * 28, "attention and feed-forward block of each layer");
         assert_eq!(part.value(part.logits().unwrap()).width(), 151_936);
     }
 }
 
 #[test]
-fn experts_are_spread_and_few_kv_heads_are_shared() {
+fn experts_are_divided_and_scarce_kv_heads_are_replicated() {
     let whole = target(qwen3_30b());
     for rank in 0..8 {
         let part = whole.for_rank(rank, 8).unwrap();
         assert_eq!(part.kv_width(), 48 * 2 * 128, "one of four KV heads per layer");
         let experts = part.ops.iter().filter_map(|op| match op {
-            Op::Mixture { experts, .. } => Some((experts.first, experts.gate.count, part.routed(op))),
+            Op::Mixture { experts, .. } => Some((experts.first, experts.gate.count, part.routed_experts(op))),
             _ => None,
         });
         let experts: Vec<_> = experts.collect();
@@ -73,24 +73,24 @@ fn experts_are_spread_and_few_kv_heads_are_shared() {
 }
 
 #[test]
-fn latent_rows_are_on_every_rank_and_branches_share_a_sum() {
+fn latent_rows_are_replicated_and_branches_share_an_all_reduce() {
     let model = Model::build(&Source::of_config(deepseek_v3())).unwrap();
     let part = model.for_rank(3, 8).unwrap();
     assert_eq!(part.target.kv_width(), model.target.kv_width());
-    assert_eq!(sums(&part.target), 2 * 61, "experts and shared experts are summed together");
+    assert_eq!(all_reduces(&part.target), 2 * 61, "experts and shared experts are summed together");
     assert_eq!(part.predictions.len(), 1);
-    assert_eq!(sums(&part.predictions[0]), 2);
+    assert_eq!(all_reduces(&part.predictions[0]), 2);
     let heads = part.target.ops.iter().find_map(|op| match op {
         Op::GroupLinear { matrices, .. } => Some(matrices.count),
         _ => None,
     });
     assert_eq!(heads, Some(16));
-    // 1/8 of experts and heads; what is copied is small beside them.
+    // 1/8 of experts and heads, and all replicated weights, which are few.
     assert!(elements(&part.target) < elements(&model.target) / 7);
 }
 
 #[test]
-fn impossible_divisions_are_refused_with_their_counts() {
+fn impossible_rank_counts_are_typed_errors() {
     let whole = target(qwen3_30b());
     assert_eq!(whole.for_rank(2, 2), Err(SplitError::Rank { rank: 2, ranks: 2 }));
     assert_eq!(whole.for_rank(0, 0), Err(SplitError::Rank { rank: 0, ranks: 0 }));
@@ -115,7 +115,7 @@ fn impossible_divisions_are_refused_with_their_counts() {
 }
 
 #[test]
-fn quantization_blocks_move_the_cuts() {
+fn part_boundaries_coincide_with_quantization_blocks() {
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "head_dim": 128, "hidden_size": 512,
         "intermediate_size": 1280, "max_position_embeddings": 512, "num_attention_heads": 6,

@@ -4,7 +4,7 @@
 use crate::error::Error;
 use kvasir_cpu::CpuExecutor;
 use kvasir_exec::{
-    Abilities, Background, Executor, PoolRow, Ran, Ranked, Refused, SequenceSpec, Step, StepError,
+    Abilities, Background, Executor, PoolRow, Ran, RankExecutor, Refused, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{PoolId, Slot};
 use kvasir_plain::PlainExecutor;
@@ -34,9 +34,9 @@ pub enum AnyExecutor {
     Cpu(Box<CpuExecutor>),
     /// Reference backend.
     Plain(PlainExecutor),
-    /// One of these two, as a rank of several.
-    Ranked(Box<Ranked>),
-    /// One of these three, on a thread of its own.
+    /// CPU or reference backend as the leading rank of a tensor-parallel group.
+    Ranked(Box<RankExecutor>),
+    /// CPU, reference or ranked backend, on its own thread.
     Background(Background),
     /// Simulated device.
     Sim(Box<Paced>),
@@ -66,7 +66,7 @@ impl AnyExecutor {
     }
 
     /// Converts the executor into its K/V pool, to be read as a frozen prefix; `None` for the
-    /// simulated device, for a rank of several, and while another thread owns the pool.
+    /// simulated device, for tensor-parallel ranks, and while another thread owns the pool.
     pub(crate) fn into_pool(self) -> Option<AnyPool> {
         match self {
             Self::Cpu(executor) => Some(AnyPool::Cpu(executor.into_pool())),
@@ -87,7 +87,9 @@ impl AnyExecutor {
                 Ok(())
             }
             (Self::Background(_), _) => Err(Error::Failed("the pool belongs to another thread".into())),
-            (Self::Ranked(_), _) => Err(Error::Failed("the pool is divided among ranks".into())),
+            (Self::Ranked(_), _) => Err(Error::Failed(
+                "a frozen prefix cannot be attached to a tensor-parallel rank; load it with one rank".into(),
+            )),
             (Self::Cpu(_) | Self::Plain(_) | Self::Sim(_), _) => {
                 Err(Error::Failed("the prefix is another backend's".into()))
             }
@@ -102,7 +104,7 @@ pub enum AnyPending {
     Cpu(Ran),
     /// Reference backend.
     Plain(Ran),
-    /// One of several ranks.
+    /// Leading rank of a tensor-parallel group.
     Ranked(Ran),
     /// A backend on a thread of its own.
     Background,

@@ -46,12 +46,13 @@ impl LoadedModel {
         }
     }
 
-    /// The executor of a rank that follows the steps of another one, with a KV pool for the cache of `core`.
+    /// The executor of a following rank, which runs the leading rank's steps on the calling thread.
+    /// Its KV pool fits the cache of `core`.
     pub fn executor_for(&self, core: &Core) -> Result<AnyExecutor, Error> {
         self.executor_on_thread(core, false, None)
     }
 
-    /// An executor with a KV pool for the cache of `core`, on a thread of its own with `overlap`.
+    /// An executor with a KV pool for the cache of `core`; with `overlap`, on its own thread.
     pub(crate) fn executor_on_thread(
         &self,
         core: &Core,
@@ -106,21 +107,21 @@ impl LoadedModel {
         Ok(Request { tag: 0, prompt, params: Params { salt, ..params } })
     }
 
-    /// Resolves a configuration for this model. Unless it sets the capacity, the pool has `slots` slots,
-    /// or as many as its share of the free memory holds.
+    /// Resolves a configuration for this model. Unless it sets the capacity, the pool has `slots`
+    /// slots, or as many as its share of the free memory holds.
     pub fn resolve(&self, config: &EngineConfig, slots: u32) -> Result<Resolved, ConfigError> {
         let in_memory = self.slots_in_memory(config.memory_share()?);
         config.resolve(&self.facts(in_memory.map_or(slots, |most| most.min(slots))))
     }
 
-    /// Slots that the newest token and the drafts of a sequence hold until they are verified; 0 without
-    /// drafts.
+    /// Slots that the newest token and the drafts of a sequence hold until they are verified; 0
+    /// without drafts.
     pub fn draft_slots(&self) -> u32 {
         self.speculation().map_or(0, |speculation| speculation.parameters.shape.nodes + 1)
     }
 
-    /// Slots that fit into `share` of the memory that the weights leave free, those counted that are
-    /// packed later; `None` if unknown.
+    /// Slots that fit into `share` of the memory that the weights leave free, those counted that
+    /// are packed later; `None` if unknown.
     pub fn slots_in_memory(&self, share: f64) -> Option<u32> {
         if let Some(preset) = self.simulated() {
             return Some(preset.slots(share));
@@ -132,7 +133,8 @@ impl LoadedModel {
 }
 
 /// Runs dummy steps on the executor of an idle engine, so that its first request does not wait for
-/// what a first step does. A process that runs one request gains nothing: its prompt is the first step.
+/// what a first step does. A process that runs one request gains nothing: its prompt is the first
+/// step.
 pub fn warm_up(engine: &mut Engine<AnyExecutor>) -> Result<(), Error> {
     let padding = engine.core().padding(&engine.executor().abilities());
     let warmed = padding.warm_up(engine.executor_mut());

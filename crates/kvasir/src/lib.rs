@@ -10,8 +10,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Kvasir::load`] takes a GGUF file, a directory in the Hugging Face layout, or the name of a model
-//! in the local cache. With the feature `hub`, it fetches models by name.
+//! [`Kvasir::load`] takes a GGUF file, a directory in the Hugging Face layout, or the name of a
+//! model in the local cache. With the feature `hub`, it fetches models by name.
 //!
 //! | task | call |
 //! |---|---|
@@ -28,12 +28,12 @@
 //! | choose cache, policy, limits | [`CacheOptions`] with an [`EngineConfig`] |
 //! | decode speculatively | [`OpenedModel::speculate`] |
 //!
-//! [`OpenedModel`] and [`LoadedModel`] are the parts from which callers build engines with their own
-//! policy, cache and limits.
+//! [`OpenedModel`] and [`LoadedModel`] are the parts from which callers build engines with their
+//! own policy, cache and limits.
 //!
 //! Scheduling runs in the caller's thread, on demand: no server, no async runtime, no background
-//! scheduler unless a [`Service`] is started. The CPU backend runs its kernels on a thread pool. This
-//! crate assembles parts; all decisions are in the [`Core`](kvasir_engine::Core).
+//! scheduler unless a [`Service`] is started. The CPU backend runs its kernels on a thread pool.
+//! This crate assembles parts; all decisions are in the [`Core`](kvasir_engine::Core).
 
 #![forbid(unsafe_code)]
 

@@ -8,7 +8,7 @@ use crate::speculation::Speculation;
 use kvasir_cpu::{
     CpuExecutor, CpuModel, KvType, LoadOptions, Precision, RandomWeights, ThreadPool, WeightSource,
 };
-use kvasir_exec::{RankControl, Ranked, Ranks};
+use kvasir_exec::{RankControl, RankExecutor, Ranks};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::Program;
@@ -78,24 +78,24 @@ pub struct LoadedModel {
     kv: KvType,
     /// Batch sizes that executors declare, in rising order.
     batch_sizes: Vec<u32>,
-    /// The rank that its one executor will be.
+    /// The rank of its only executor, until that is built. `None` for an unsharded model.
     rank: Mutex<Option<Rank>>,
 }
 
 /// One rank of a tensor-parallel group.
 pub struct Rank {
-    /// Its collectives.
+    /// The collectives between the ranks.
     pub ranks: Arc<dyn Ranks>,
-    /// Keeps the other ranks in step. `None` for a rank that follows another one's steps.
+    /// Keeps the other ranks at the same step. `None` for a following rank.
     pub control: Option<Box<dyn RankControl>>,
 }
 
-/// Memory of packed weights.
+/// Memory use of packed weights, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackedWeights {
-    /// All of them, in bytes.
+    /// Private and shared panels.
     pub bytes: u64,
-    /// Those that processes share.
+    /// Panels in a [`PackedFile`](kvasir_cpu::PackedFile), which processes share.
     pub shared: u64,
 }
 
@@ -164,8 +164,8 @@ impl LoadedModel {
         Ok(Self { batch_sizes: sizes, ..self })
     }
 
-    /// Makes its executor one rank of a group. The model must be [cut](OpenedModel::for_rank) for the
-    /// rank, and has one executor.
+    /// Makes its executor one rank of a tensor-parallel group. The model must be
+    /// [sharded](OpenedModel::for_rank) for the rank. Only one executor can then be built.
     pub fn among(mut self, rank: Rank) -> Self {
         self.rank = Mutex::new(Some(rank));
         self
@@ -228,7 +228,7 @@ impl LoadedModel {
                 };
                 let executor = executor.among(ranks).map_err(Error::Failed)?;
                 match control {
-                    Some(control) => AnyExecutor::Ranked(Box::new(Ranked::new(executor, control))),
+                    Some(control) => AnyExecutor::Ranked(Box::new(RankExecutor::new(executor, control))),
                     None => AnyExecutor::Cpu(Box::new(executor)),
                 }
             }
@@ -258,7 +258,7 @@ impl LoadedModel {
                 };
                 let executor = executor.among(ranks).map_err(Error::Failed)?;
                 match control {
-                    Some(control) => AnyExecutor::Ranked(Box::new(Ranked::new(executor, control))),
+                    Some(control) => AnyExecutor::Ranked(Box::new(RankExecutor::new(executor, control))),
                     None => AnyExecutor::Plain(executor),
                 }
             }
@@ -266,13 +266,17 @@ impl LoadedModel {
         })
     }
 
-    /// The rank of the executor that is being built; `None` for a whole model.
+    /// Takes the rank for a new executor; `None` for an unsharded model. Fails at the second call.
     fn take_rank(&self) -> Result<Option<Rank>, Error> {
         if self.program().ranks().is_none() {
             return Ok(None);
         }
         let rank = self.rank.lock().unwrap_or_else(PoisonError::into_inner).take();
-        rank.map(Some).ok_or_else(|| Error::Failed("the model of a rank has one executor".into()))
+        rank.map(Some).ok_or_else(|| {
+            Error::Failed(
+                "the model is sharded for one rank: call `among` first, and build one executor only".into(),
+            )
+        })
     }
 
     /// The model of the CPU backend; `None` for the others.
@@ -283,7 +287,7 @@ impl LoadedModel {
         }
     }
 
-    /// Packed weights on the CPU backend, with those of the draft model.
+    /// Packed weights of the target and the draft model; zero but on the CPU backend.
     pub fn packed_weights(&self) -> PackedWeights {
         let draft = match &self.draft {
             Some(LoadedDraft { weights: DraftWeights::Cpu(model), .. }) => Some(Arc::clone(model)),

@@ -29,7 +29,7 @@ pub struct OpenedModel {
     pub(crate) watch: LoadWatch,
     /// Data type of random weights, instead of those of the checkpoint.
     pub(crate) random: Option<DType>,
-    /// The file that processes pack their weights into, if they share them.
+    /// The file that packed weights are shared in; `None` packs into private memory.
     pub(crate) packed_file: Option<Arc<PackedFile>>,
 }
 
@@ -41,7 +41,8 @@ pub(crate) type LoadWatch = Box<dyn Fn(usize, usize) + Send + Sync>;
 
 impl OpenedModel {
     /// Opens a directory in the Hugging Face layout, a GGUF file, a model of the hub by its
-    /// [`HubName`](crate::HubName), or the built-in model by its name. An existing path is never treated as a name.
+    /// [`HubName`](crate::HubName), or the built-in model by its name. An existing path is never
+    /// treated as a name.
     pub fn find(name: &Path) -> Result<Self, Error> {
         Self::of(ModelFiles::locate(name)?)
     }
@@ -95,8 +96,9 @@ impl OpenedModel {
         Ok(Self { random: Some(dtype), ..Self::new(checkpoint, model, None) })
     }
 
-    /// Enables speculative decoding: opens the draft model, if the method has one, checks it against
-    /// this model, and adds the projection of its features (EAGLE-3) to this model's program.
+    /// Enables speculative decoding: opens the draft model, if the method has one, checks it
+    /// against this model, and adds the projection of its features (EAGLE-3) to this model's
+    /// program.
     pub fn speculate(mut self, speculation: &Speculation) -> Result<Self, Error> {
         let (checkpoint, model) = (&mut self.checkpoint, &mut self.model);
         self.draft = speculation.open(DraftTarget { checkpoint, model, is_built_in: self.is_built_in })?;
@@ -122,26 +124,26 @@ impl OpenedModel {
         distinct.iter().map(|place| place.end as u64 - place.start as u64).sum()
     }
 
-    /// Cuts the target to the part of one of `ranks` ranks (tensor parallelism). Only rank 0 keeps the
-    /// draft model, which stays whole. Call it after [`speculate`](Self::speculate).
+    /// Shards the target for one of `ranks` ranks (tensor parallelism). Only rank 0 keeps the draft
+    /// model, unsharded. Must be called after [`speculate`](Self::speculate).
     pub fn for_rank(mut self, rank: usize, ranks: usize) -> Result<Self, Error> {
-        let part = self.model.target.for_rank(rank, ranks);
-        self.model.target = part.map_err(|why| Error::invalid("ranks", why))?;
+        let shard = self.model.target.for_rank(rank, ranks);
+        self.model.target = shard.map_err(|why| Error::invalid("ranks", why))?;
         if rank > 0 {
             self.draft = None;
         }
         Ok(self)
     }
 
-    /// Lets `watch` know how far [`load`](Self::load) is on the CPU backend: operations whose weights are
-    /// ready, and all of them.
+    /// Lets `watch` know how far [`load`](Self::load) is on the CPU backend: operations whose
+    /// weights are ready, and all of them.
     pub fn watch_load(self, watch: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
         Self { watch: Box::new(watch), ..self }
     }
 
-    /// Lets [`load`](Self::load) on the CPU backend pack the weights, and those of the draft model, into
-    /// a file that processes share. What another process has packed is taken over.
-    pub fn share_packed(self, file: Arc<PackedFile>) -> Self {
+    /// Makes [`load`](Self::load) on the CPU backend share packed weights with other processes,
+    /// those of the draft model included.
+    pub fn share_packed_weights(self, file: Arc<PackedFile>) -> Self {
         Self { packed_file: Some(file), ..self }
     }
 

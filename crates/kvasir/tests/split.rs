@@ -1,8 +1,8 @@
-//! Tensor parallelism: ranks with a part of a model each have equal bits, the bits of one process
-//! that sums in their order, and logits near those of the undivided model; on both backends.
+//! Tensor parallelism on both backends: all ranks compute equal bits, which also equal those of one
+//! process that runs all shards. Logits are near those of the unsharded model.
 //!
-//! Ranks are threads that meet in `ThreadRank`. A rank that panics ends the process, because the
-//! others would wait for it forever.
+//! Ranks are threads with `ThreadRank` collectives. A rank that panics aborts the process, because
+//! the others would wait forever.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers outside of test functions
 
 use kvasir_cpu::{
@@ -107,7 +107,7 @@ fn run(program: &Program, load: &Load<'_>) -> Vec<f32> {
     load(program).logits(program.vocab, if program.takes_hidden() { program.hidden } else { 0 })
 }
 
-/// Logits of all ranks, which run at once.
+/// Logits of each rank; ranks run concurrently.
 fn run_ranks(parts: &[Program], load: &Load<'_>) -> Vec<Vec<f32>> {
     let ranks = parts.iter().zip(ThreadRank::all(parts.len()));
     let loaded: Vec<(&Program, Backend)> = ranks.map(|(part, rank)| (part, load(part).among(rank))).collect();
@@ -127,14 +127,14 @@ fn deviation(x: &[f32]) -> f32 {
     (x.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / x.len() as f32).sqrt()
 }
 
-/// Checks a division of a program: equal bits on all ranks and in one process, and an error beside
-/// the whole of at most `allowed` deviations of the logits. Returns that error.
+/// Checks the shards of a program: equal bits on all ranks and in one process, and logits within
+/// `allowed` standard deviations of the unsharded program's. Returns the largest error.
 fn check(name: &str, whole: &Program, ranks: usize, load: &Load<'_>, allowed: f32) -> f32 {
     let parts: Vec<Program> = (0..ranks).map(|rank| whole.for_rank(rank, ranks).unwrap()).collect();
     let all = run_ranks(&parts, load);
     assert!(all.iter().all(|logits| *logits == all[0]), "{name}, {ranks} ranks: ranks differ");
     let alone = run(&whole.for_all_ranks(ranks).unwrap(), load);
-    assert!(alone == all[0], "{name}, {ranks} ranks: one process with their sums has other bits");
+    assert!(alone == all[0], "{name}, {ranks} ranks: one process that runs all shards has other bits");
     let plain = run(whole, load);
     assert_eq!(plain.len(), alone.len(), "{name}");
     assert!(plain.iter().all(|v| v.is_finite()), "{name}");
@@ -160,7 +160,7 @@ fn programs(model: &Model) -> impl Iterator<Item = (String, &Program)> {
 }
 
 #[test]
-fn ranks_of_every_checkpoint_compute_the_same() {
+fn shards_of_every_checkpoint_match_the_unsharded_model() {
     for name in checkpoints() {
         let checkpoint = Arc::new(Checkpoint::open(&model(&name)).unwrap());
         let model = Model::build(&checkpoint.source()).unwrap();
@@ -192,10 +192,10 @@ fn gguf(name: &str, dtype: &str, rules: &[String]) -> Checkpoint {
 }
 
 #[test]
-fn ranks_of_quantized_gguf_files_cut_between_blocks() {
+fn shards_of_gguf_files_match_the_unsharded_model() {
     let names =
         ["qwen3", "llama", "phi3", "gemma3", "glm4_moe", "deepseek_v3", "mixtral", "gpt_oss_mxfp4", "qwen2"];
-    // Matrices of one block, or with heads that end within blocks, cannot be divided.
+    // Rows of one block, and heads that end inside a block, cannot be divided.
     let rules = ["*_shexp.*=bf16".to_owned(), "*attn_output*=bf16".to_owned()];
     for (name, dtype) in names.into_iter().flat_map(|name| ["q8_0", "q4_0"].map(|dtype| (name, dtype))) {
         let rules = if ["glm4_moe", "deepseek_v3"].contains(&name) { &rules[..] } else { &[] };
@@ -211,7 +211,7 @@ fn ranks_of_quantized_gguf_files_cut_between_blocks() {
 }
 
 #[test]
-fn blocks_that_are_too_long_for_the_ranks_are_refused_by_name() {
+fn too_few_blocks_for_the_ranks_name_the_tensor() {
     let refused = |name: &str, ranks: usize| {
         let model = Model::build(&gguf(name, "q8_0", &[]).source()).unwrap();
         match model.for_rank(0, ranks) {
@@ -226,7 +226,7 @@ fn blocks_that_are_too_long_for_the_ranks_are_refused_by_name() {
     assert!(tensor.contains("shared_experts.down_proj") && (columns, block) == (32, 32), "{tensor}");
 }
 
-/// A checkpoint that records which stored rows were read.
+/// A checkpoint that records the stored rows that are read.
 struct Recorder {
     checkpoint: Checkpoint,
     rows: Mutex<BTreeMap<String, BTreeSet<usize>>>,
@@ -320,7 +320,7 @@ fn own_rows(program: &Program) -> BTreeMap<&str, BTreeSet<usize>> {
 }
 
 #[test]
-fn ranks_read_the_rows_of_their_part_only() {
+fn a_rank_reads_only_the_rows_of_its_shard() {
     for name in ["qwen3_bf16", "llama", "phi3", "mixtral", "deepseek_v3", "deepseek_v3_fp8", "gpt_oss"] {
         for rank in 0..2 {
             let checkpoint = Checkpoint::open(&model(name)).unwrap();
@@ -347,7 +347,7 @@ fn ranks_read_the_rows_of_their_part_only() {
 }
 
 #[test]
-fn draft_heads_and_their_targets_are_divided_alike() {
+fn eagle3_heads_and_their_targets_can_be_sharded() {
     for name in ["eagle3_llama", "eagle3_qwen3"] {
         let checkpoint = Checkpoint::open(&model(name)).unwrap();
         let target = Model::build(&checkpoint.source()).unwrap().target;
@@ -355,11 +355,11 @@ fn draft_heads_and_their_targets_are_divided_alike() {
         draft.borrow_tensor("embed_tokens.weight", &checkpoint, "model.embed_tokens.weight").unwrap();
         let head = Eagle3::build(&draft.source(), &target).unwrap();
         for ranks in [2, 3, 4] {
-            // The head's vocabulary is not the target's, so the CPU backend runs it as a draft only.
+            // The head's vocabulary is not the target's, so the CPU backend runs it as a draft
+            // only.
             let reference = |program: &Program| plain(program, &draft);
             check(&format!("{name} head"), &head.program, ranks, &reference, 1e-3);
-            // Features are whole on every rank, whether they are added before or after the
-            // division.
+            // Features are replicated, whether they are added before or after sharding.
             let before = target.with_features(head.layers, 64).unwrap().for_rank(0, ranks).unwrap();
             let after = target.for_rank(0, ranks).unwrap().with_features(head.layers, 64).unwrap();
             for program in [before, after] {
@@ -393,7 +393,7 @@ fn config(random: &mut Random, architecture: &str, unit: usize) -> Json {
     })
 }
 
-/// Marks all weights as stored in blocks, if their rows are whole blocks.
+/// Marks all weights whose rows consist of whole blocks as quantized in blocks.
 fn in_blocks(source: Source, block: usize) -> Source {
     let model = Model::build(&source).unwrap();
     let whole = model.target.weights.iter().filter(|w| w.shape.last().is_some_and(|n| n % block == 0));
@@ -402,7 +402,7 @@ fn in_blocks(source: Source, block: usize) -> Source {
 }
 
 #[test]
-fn ranks_of_random_shapes_compute_the_same() {
+fn shards_of_random_shapes_match_the_unsharded_model() {
     let dense = ["LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen2ForCausalLM", "Phi3ForCausalLM"];
     let mixtures = ["MixtralForCausalLM", "Qwen3MoeForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM"];
     let latent = ["DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"];
@@ -411,7 +411,7 @@ fn ranks_of_random_shapes_compute_the_same() {
     for seed in 0..60 {
         let random = &mut Random::new(seed);
         let types = [(DType::F32, 16), (DType::BF16, 16), (DType::Q8_0, 32), (DType::Q4K, 256)];
-        // Rounding elsewhere may change the choice of experts, so mixtures are exact.
+        // Rounding may change the routes, so mixtures are tested in f32 only.
         let architecture = random.pick(&all);
         let (dtype, unit) = if dense.contains(&architecture) { random.pick(&types) } else { types[0] };
         let source = Source::of_config(config(random, architecture, unit));
@@ -442,14 +442,14 @@ fn ranks_of_random_shapes_compute_the_same() {
 }
 
 #[test]
-fn ranks_have_their_part_of_weights_and_cache() {
+fn shards_add_up_to_the_unsharded_weights_and_cache() {
     for name in checkpoints() {
         let checkpoint = Checkpoint::open(&model(&name)).unwrap();
         let model = Model::build(&checkpoint.source()).unwrap();
         let whole = checkpoint.bytes_read(model.programs());
         let parts: Vec<Model> = (0..2).map(|rank| model.for_rank(rank, 2).unwrap()).collect();
         let bytes: Vec<u64> = parts.iter().map(|part| checkpoint.bytes_read(part.programs())).collect();
-        // Norms, routers, the embedding and latent projections are on both ranks.
+        // Norms, routers, the embedding and latent projections are replicated.
         let read = |program: &Program, name: &str| {
             let at = program.weights.iter().position(|weight| weight.name == name);
             at.map_or(0, |at| program.elements_read()[at])
@@ -472,7 +472,7 @@ fn ranks_have_their_part_of_weights_and_cache() {
 }
 
 #[test]
-fn parts_run_among_as_many_ranks_as_there_are_parts() {
+fn a_shard_rejects_a_group_of_another_size() {
     let checkpoint = Arc::new(Checkpoint::open(&model("qwen3")).unwrap());
     let model = Model::build(&checkpoint.source()).unwrap();
     let program = model.target.for_rank(0, 2).unwrap();

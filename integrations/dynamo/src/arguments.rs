@@ -18,7 +18,7 @@ pub struct Arguments {
     /// Kvasir the weights unless --weights is given
     #[arg(long, env = "KVASIR_MODEL_PATH")]
     model_path: PathBuf,
-    /// GGUF file or directory with the weights; `built-in` is the model of the program
+    /// GGUF file or directory with the weights; `built-in` is the built-in model
     #[arg(long, env = "KVASIR_WEIGHTS")]
     weights: Option<PathBuf>,
     /// Public name of the model [default: the directory's]
@@ -39,25 +39,29 @@ pub struct Arguments {
     /// Maximum running requests [default: 512]
     #[arg(long, env = "KVASIR_MAX_NUM_SEQS")]
     max_num_seqs: Option<u32>,
-    /// Address of KV events, between this process and itself
+    /// Address on which the engine publishes KV events to Dynamo's runtime in this process
     #[arg(long, env = "KVASIR_KV_EVENTS_ADDRESS", default_value = "127.0.0.1:0")]
     kv_events: SocketAddr,
 }
 
 impl Arguments {
-    /// The engine and worker that the process's arguments describe.
+    /// Parses the command line, and builds its engine and worker configuration.
     pub fn engine() -> Result<(KvasirEngine, WorkerConfig), DynamoError> {
         Self::parse().into_engine()
     }
 
-    /// The engine and worker of these arguments.
+    /// An engine that is not started, and Dynamo's configuration of the worker.
     pub fn into_engine(self) -> Result<(KvasirEngine, WorkerConfig), DynamoError> {
         let Self { common, model_path, weights, model_name, .. } = self;
         if common.disaggregation_mode != DisaggregationMode::Aggregated {
-            return Err(invalid("--disaggregation-mode: Kvasir prefills and decodes in one worker; use agg"));
+            return Err(invalid(
+                "--disaggregation-mode: Kvasir prefills and decodes in one worker; use `agg`",
+            ));
         }
         let folder = model_path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let name = model_name.or(folder).ok_or_else(|| invalid("--model-path names no directory"))?;
+        let name = model_name.or(folder).ok_or_else(|| {
+            invalid("--model-path has no last component, so the model has no name; set --model-name")
+        })?;
         let weights = weights.unwrap_or_else(|| model_path.clone());
         let setup = EngineSetup {
             model: (weights.as_os_str() != "built-in").then_some(weights),

@@ -1,4 +1,7 @@
-//! [`KvasirEngine`]: an engine of Dynamo that runs Kvasir's.
+//! [`KvasirEngine`]: Dynamo's `LLMEngine` over Kvasir's engine.
+//!
+//! States: not started; started, with an engine thread and a model; stopped by `cleanup`. Requests
+//! outside of the started state get `EngineShutdown`, so Dynamo can send them to another worker.
 
 use crate::engine_thread::EngineThread;
 use crate::failure::{failed, invalid, stopped};
@@ -21,22 +24,22 @@ use std::{
 };
 use tokio::task::spawn_blocking;
 
-/// Which model the engine runs, and how.
+/// Model and configuration of the engine.
 #[derive(Clone, Debug)]
 pub struct EngineSetup {
     /// A GGUF file or a directory in the Hugging Face layout; the built-in model if `None`.
     pub model: Option<PathBuf>,
     /// Its name in Dynamo's registry.
     pub name: String,
-    /// Threads; as many as the machine has cores if `None`.
+    /// Threads; one per core if `None`.
     pub threads: Option<usize>,
     /// Cache, policy and limits.
     pub config: KvasirConfig,
-    /// Where KV events are published to the part of Dynamo that is in this process.
+    /// Address on which KV events are published to Dynamo's runtime in this process.
     pub kv_events: SocketAddr,
 }
 
-/// An engine that runs.
+/// State of a started engine.
 struct Started {
     thread: EngineThread,
     model: Arc<Model>,
@@ -58,7 +61,7 @@ impl KvasirEngine {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Started>>> {
-        // No holder of the lock can leave it half changed.
+        // A panic cannot leave the state inconsistent: each change is one assignment.
         self.started.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,7 +127,7 @@ impl LLMEngine for KvasirEngine {
         let started = self.started()?;
         let (mut params, shape) = parameters(&request, &started.model)?;
         if let Some(shape) = shape {
-            // Compiling a grammar takes time.
+            // Compiling a grammar may take longer than an async task may block.
             let model = started.model.clone();
             let compiled = spawn_blocking(move || model.constraint(&shape)).await.map_err(failed)?;
             params.constraint = compiled.map_err(invalid)?;
@@ -136,9 +139,8 @@ impl LLMEngine for KvasirEngine {
     }
 
     async fn cleanup(&self) -> Result<(), DynamoError> {
-        let Some(started) = self.lock().take() else { return Ok(()) };
-        // Requests that are being submitted hold it for a moment.
-        let mut started = started;
+        let Some(mut started) = self.lock().take() else { return Ok(()) };
+        // `generate` holds a clone until it has submitted its request.
         let started = loop {
             match Arc::try_unwrap(started) {
                 Ok(started) => break started,

@@ -1,7 +1,10 @@
-//! The engine on a thread of its own: requests go into its inbox, and the events of each come out of a
-//! channel.
+//! `EngineThread`: runs the engine's serving loop on a dedicated thread. Requests are messages to
+//! its inbox, and each request has a channel for its events.
 //!
-//! The backlog of a channel is bounded by the request's `max_tokens`.
+//! Invariants:
+//! - A request's channel is in the map from its submission until its end.
+//! - The backlog of a channel is bounded by the request's `max_tokens`.
+//! - When the thread ends, also by a panic, it closes all channels and refuses new requests.
 
 use crate::failure::stopped;
 use dynamo_backend_common::DynamoError;
@@ -20,14 +23,14 @@ use std::{
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// New tokens of a request, its end, or both.
+/// Event of a request: new tokens, a finish reason, or both.
 #[derive(Debug)]
 pub(crate) struct Delta {
     pub(crate) tokens: Vec<u32>,
-    /// One per token, for requests that want them.
+    /// One per token; empty unless the request has `logprobs`.
     pub(crate) logprobs: Vec<TokenLogprobs>,
     pub(crate) finish: Option<Finish>,
-    /// Prompt tokens from the prefix cache, with the end.
+    /// Prompt tokens from the prefix cache; set in the last event.
     pub(crate) cached: u32,
 }
 
@@ -48,10 +51,11 @@ struct Channels(Arc<Mutex<Option<HashMap<u64, UnboundedSender<Delta>>>>>);
 
 impl Channels {
     fn lock(&self) -> MutexGuard<'_, Option<HashMap<u64, UnboundedSender<Delta>>>> {
-        // No holder of the lock can leave it half changed.
+        // A panic cannot leave the map inconsistent: each change is one call.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sends each event to the channel of its request, and closes the channels of ended requests.
     fn deliver(&self, outbox: &Outbox) {
         let mut channels = self.lock();
         let Some(channels) = channels.as_mut() else { return };
@@ -59,7 +63,7 @@ impl Channels {
             let tag = output.event.tag;
             let ends = output.event.finish.is_some();
             if let Some(channel) = channels.get(&tag) {
-                // The receiver of a dropped stream is gone; its abort is on the way.
+                // Fails if the stream was dropped, which has sent an abort.
                 let _ = channel.send(output.into());
             }
             if ends {
@@ -85,16 +89,16 @@ impl EngineThread {
         let thread = thread::Builder::new().name("engine".into()).spawn(move || {
             let delivering = own.clone();
             let serve = || engine.serve_inbox(messages, &mut |outbox| delivering.deliver(outbox));
-            // After a panic nothing of the engine is used.
+            // Unwind safe: the engine is not used after a panic.
             let exit = catch_unwind(AssertUnwindSafe(serve));
-            // Streams of what still runs end without a last delta.
+            // Streams of running requests end without a finish reason.
             *own.lock() = None;
             exit.unwrap_or_else(|_| Exit::Broken("the engine's thread panicked".into()))
         })?;
         Ok(Self { inbox, channels, next_tag: AtomicU64::new(1), thread })
     }
 
-    /// Runs a request. Dropping the result before its end aborts the request.
+    /// Submits a request. Dropping the result before its last event aborts the request.
     pub(crate) fn submit(&self, mut request: Request) -> Result<RunningRequest, DynamoError> {
         let tag = self.next_tag.fetch_add(1, Ordering::Relaxed);
         let (sender, deltas) = unbounded_channel();
@@ -107,13 +111,13 @@ impl EngineThread {
 
     /// Aborts all requests, and waits until the thread has ended.
     pub(crate) fn exit(self) -> Exit {
-        // A stopped engine has left its inbox.
+        // Fails if the thread has ended.
         let _ = self.inbox.send(Message::Exit);
         self.thread.join().unwrap_or_else(|_| Exit::Broken("the engine's thread panicked".into()))
     }
 }
 
-/// A request that runs or has ended.
+/// A submitted request: the receiving end of its events.
 pub(crate) struct RunningRequest {
     tag: u64,
     deltas: UnboundedReceiver<Delta>,
@@ -122,7 +126,7 @@ pub(crate) struct RunningRequest {
 }
 
 impl RunningRequest {
-    /// The next tokens; `None` if the engine has stopped.
+    /// The next event; `None` if the engine has stopped.
     pub(crate) async fn next(&mut self) -> Option<Delta> {
         let delta = self.deltas.recv().await;
         self.is_ended |= delta.as_ref().is_none_or(|delta| delta.finish.is_some());
@@ -133,7 +137,7 @@ impl RunningRequest {
 impl Drop for RunningRequest {
     fn drop(&mut self) {
         if !self.is_ended {
-            // A stopped engine runs nothing.
+            // Fails if the thread has ended, which has aborted all requests.
             let _ = self.inbox.send(Message::Abort { tag: self.tag });
         }
     }

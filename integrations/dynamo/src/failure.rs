@@ -1,4 +1,4 @@
-//! Errors of the engine as Dynamo's typed ones.
+//! Conversion of errors to `DynamoError`.
 
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};
 use std::fmt::Display;
@@ -12,7 +12,7 @@ pub(crate) fn invalid(message: impl Display) -> DynamoError {
     error(BackendError::InvalidArgument, message)
 }
 
-/// The engine failed.
+/// The engine or its environment failed.
 pub(crate) fn failed(message: impl Display) -> DynamoError {
     error(BackendError::Unknown, message)
 }

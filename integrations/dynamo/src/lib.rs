@@ -1,9 +1,8 @@
-//! Kvasir's engine as an engine of Dynamo: [`KvasirEngine`] implements its
+//! Kvasir's engine in a worker of Dynamo: [`KvasirEngine`] implements
 //! [`LLMEngine`](dynamo_backend_common::LLMEngine).
 //!
-//! In reading order: `failure`, `request` (Dynamo's request as parameters of the engine), `load`
-//! (what the router reads of the engine), `engine_thread`, `output` (the engine's events as Dynamo's
-//! chunks), `engine`, `arguments`.
+//! In reading order: `failure`, `request` (converts requests), `load` (publishes the load for
+//! routers), `engine_thread`, `output` (converts events), `engine`, `arguments`.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! A worker of NVIDIA Dynamo with Kvasir's engine in its process.
+//! `kvasir-dynamo`: a worker for NVIDIA Dynamo with Kvasir's engine in its process.
 //!
-//! Dynamo's frontend speaks HTTP, tokenizes and routes. It sends token ids to this worker, which
-//! answers with token ids. KV events reach Dynamo's router over ZMQ, in vLLM's wire format.
+//! Dynamo's frontend serves HTTP, tokenizes and routes. It sends token ids to this worker, which
+//! returns token ids. KV events reach Dynamo's router over ZMQ, in vLLM's wire format.
 
 use dynamo_backend_common::run;
 use kvasir_dynamo::Arguments;

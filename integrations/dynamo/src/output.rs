@@ -1,5 +1,5 @@
-//! Events of the engine as chunks of Dynamo's stream: any number of chunks without a finish reason,
-//! then one with it.
+//! Converts the events of a request to Dynamo's stream of chunks: any number of chunks without a
+//! finish reason, then one chunk with it or an error.
 
 use crate::engine_thread::{Delta, RunningRequest};
 use crate::failure::{failed, invalid, stopped};
@@ -15,7 +15,8 @@ use kvasir_exec::TokenLogprobs;
 use std::sync::Arc;
 use tokio::select;
 
-/// The stream of a request's chunks. It ends early if the caller cancels.
+/// The stream of a request's chunks. Cancellation by `context` aborts the request, and ends the
+/// stream with the reason `Cancelled`.
 pub(crate) fn chunks(
     mut running: RunningRequest,
     prompt: u32,
@@ -35,7 +36,7 @@ pub(crate) fn chunks(
                 None => {
                     let mut last = LLMEngineOutput::cancelled();
                     last.completion_usage = Some(usage(prompt, generated));
-                    // Aborts the request.
+                    // Dropping it aborts the request.
                     drop(running);
                     yield Ok(last);
                     return;

@@ -1,19 +1,18 @@
-//! Dynamo's preprocessed request as parameters of the engine. What the engine cannot do is refused by
-//! name.
+//! Converts Dynamo's preprocessed request to the engine's parameters. Unsupported fields are
+//! refused by name.
 
 use crate::failure::invalid;
 use dynamo_backend_common::{DynamoError, GuidedDecodingOptions, PreprocessedRequest};
 use kvasir::{Model, Params, Shape};
 use std::iter;
 
-/// The parameters of a request, and the shape of its answer if that is constrained.
+/// The parameters of a request, and the constraint of its answer, which the caller must compile.
 pub(crate) fn parameters(
     request: &PreprocessedRequest,
     model: &Model,
 ) -> Result<(Params, Option<Shape>), DynamoError> {
-    let unsupported = unsupported(request);
-    if let Some(what) = unsupported {
-        return Err(invalid(format!("{what} is not supported by Kvasir")));
+    if let Some(field) = unsupported(request) {
+        return Err(invalid(format!("`{field}` is not supported by Kvasir")));
     }
     let (stop, sampling, output) =
         (&request.stop_conditions, &request.sampling_options, &request.output_options);
@@ -29,49 +28,49 @@ pub(crate) fn parameters(
     }
     let visible = stop.stop_token_ids_visible.iter().flatten();
     params.stop_ids = stop.stop_token_ids.iter().flatten().chain(visible).copied().collect();
-    let chosen = &mut params.sampling;
-    let set = |place: &mut f32, value: Option<f32>| value.into_iter().for_each(|value| *place = value);
-    set(&mut chosen.temperature, sampling.temperature);
-    set(&mut chosen.top_p, sampling.top_p);
-    set(&mut chosen.min_p, sampling.min_p);
-    set(&mut chosen.repetition_penalty, sampling.repetition_penalty);
-    set(&mut chosen.presence_penalty, sampling.presence_penalty);
-    set(&mut chosen.frequency_penalty, sampling.frequency_penalty);
+    let target = &mut params.sampling;
+    let set = |field: &mut f32, value: Option<f32>| *field = value.unwrap_or(*field);
+    set(&mut target.temperature, sampling.temperature);
+    set(&mut target.top_p, sampling.top_p);
+    set(&mut target.min_p, sampling.min_p);
+    set(&mut target.repetition_penalty, sampling.repetition_penalty);
+    set(&mut target.presence_penalty, sampling.presence_penalty);
+    set(&mut target.frequency_penalty, sampling.frequency_penalty);
     if let Some(top_k) = sampling.top_k {
-        // -1 keeps all, as 0 does here.
-        chosen.top_k = u32::try_from(top_k).unwrap_or(0);
+        // Dynamo's -1 and Kvasir's 0 both turn top-k off.
+        target.top_k = u32::try_from(top_k).unwrap_or(0);
     }
-    // Without a seed, requests must not repeat each other.
-    chosen.seed = sampling.seed.map_or_else(random_seed, |seed| seed as u64);
-    chosen.logprobs = output.logprobs;
+    // Requests without a seed must sample different tokens.
+    target.seed = sampling.seed.map_or_else(random_seed, |seed| seed as u64);
+    target.logprobs = output.logprobs;
     params.check().map_err(invalid)?;
     let shape = sampling.guided_decoding.as_ref().map(shape).transpose()?.flatten();
     Ok((params, shape))
 }
 
-/// Names what the request needs and the engine lacks.
+/// The first field of the request that the engine does not support.
 fn unsupported(request: &PreprocessedRequest) -> Option<&'static str> {
     let (sampling, output) = (&request.sampling_options, &request.output_options);
-    let wanted = [
+    let fields = [
         (request.prompt_embeds.is_some(), "prompt_embeds"),
         (request.multi_modal_data.is_some(), "multi_modal_data"),
-        (request.prefill_result.is_some(), "a prefill on another worker"),
+        (request.prefill_result.is_some(), "prefill_result"),
         (sampling.n.is_some_and(|n| n > 1), "n > 1"),
         (sampling.best_of.is_some_and(|n| n > 1), "best_of > 1"),
-        (sampling.use_beam_search == Some(true), "beam search"),
+        (sampling.use_beam_search == Some(true), "use_beam_search"),
         (output.prompt_logprobs.is_some(), "prompt_logprobs"),
         (request.stop_conditions.max_thinking_tokens.is_some(), "max_thinking_tokens"),
     ];
-    wanted.into_iter().find_map(|(is_wanted, what)| is_wanted.then_some(what))
+    fields.into_iter().find_map(|(is_set, field)| is_set.then_some(field))
 }
 
-/// The shape that a guided answer must have.
+/// The constraint of guided decoding; an error if there is more than one.
 fn shape(guided: &GuidedDecodingOptions) -> Result<Option<Shape>, DynamoError> {
     if guided.structural_tag.is_some() {
-        return Err(invalid("structural_tag is not supported by Kvasir"));
+        return Err(invalid("`structural_tag` is not supported by Kvasir"));
     }
     if guided.whitespace_pattern.is_some() {
-        return Err(invalid("whitespace_pattern is not supported by Kvasir"));
+        return Err(invalid("`whitespace_pattern` is not supported by Kvasir"));
     }
     let schema = match &guided.json {
         Some(serde_json::Value::String(text)) => {
@@ -87,7 +86,11 @@ fn shape(guided: &GuidedDecodingOptions) -> Result<Option<Shape>, DynamoError> {
         .chain(guided.grammar.clone().map(Shape::Grammar));
     let mut shapes: Vec<Shape> = shapes.collect();
     let shape = shapes.pop();
-    if shapes.is_empty() { Ok(shape) } else { Err(invalid("guided_decoding: more than one constraint")) }
+    if shapes.is_empty() {
+        Ok(shape)
+    } else {
+        Err(invalid("guided_decoding: more than one constraint; set only one"))
+    }
 }
 
 fn random_seed() -> u64 {
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn options_become_parameters() {
+    fn fields_are_converted_to_parameters() {
         let request = request(|request| {
             request.stop_conditions.max_tokens = Some(9);
             request.stop_conditions.min_tokens = Some(20);
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_lacks_is_refused_by_name() {
+    fn unsupported_fields_are_refused_by_name() {
         type Change = fn(&mut PreprocessedRequest);
         let cases: [(Change, &str); 5] = [
             (|request| request.sampling_options.n = Some(2), "n > 1"),

@@ -1,5 +1,5 @@
-//! Dynamo's conformance kit, and what it leaves open: answers, constraints, the prefix cache, and the KV
-//! events as Dynamo's router decodes them.
+//! Dynamo's conformance kit, and properties that it does not test: equal answers, constraints,
+//! prefix cache hits, and KV events that Dynamo's router can decode.
 
 use dynamo_backend_common::testing::{mock_context, run_conformance};
 use dynamo_backend_common::{
@@ -59,7 +59,7 @@ async fn the_engine_conforms() {
 }
 
 #[tokio::test]
-async fn answers_are_those_of_the_library() {
+async fn answers_equal_those_of_the_library() {
     let engine = engine();
     engine.start(0).await.unwrap();
     let mut library = Kvasir::built_in(Options::default()).unwrap();
@@ -79,7 +79,7 @@ async fn answers_are_those_of_the_library() {
 }
 
 #[tokio::test]
-async fn guided_answers_keep_their_shape() {
+async fn guided_answers_match_their_constraint() {
     let engine = engine();
     engine.start(0).await.unwrap();
     let library = Kvasir::built_in(Options::default()).unwrap();

@@ -85,10 +85,10 @@ pub(crate) struct Driver<'a> {
     ended: u64,
     /// Requests in the queues of all replicas.
     waiting: usize,
-    /// Bound on the queue of each replica.
+    /// Maximum queue length of a replica.
     max_queued: usize,
     /// Replicas whose queue is full.
-    full: usize,
+    full_replicas: usize,
     /// Time of the newest event.
     now: Nanos,
 }
@@ -124,7 +124,7 @@ impl<'a> Driver<'a> {
             ended: 0,
             waiting: 0,
             max_queued,
-            full: 0,
+            full_replicas: 0,
             now: 0,
         }
     }
@@ -197,19 +197,20 @@ impl<'a> Driver<'a> {
         self.next_time()
     }
 
-    /// Whether arrivals wait in the workload: a replica would refuse one, or all queues together hold
-    /// as many as fit in memory.
+    /// Whether due requests must stay in the workload: the queue of a replica is full, or all
+    /// queues together hold `MAX_WAITING` requests.
     fn is_full(&self) -> bool {
-        self.full > 0 || self.waiting >= MAX_WAITING
+        self.full_replicas > 0 || self.waiting >= MAX_WAITING
     }
 
     /// Updates the counts of waiting requests after a replica's queue has changed.
-    fn count_waiting(&mut self, index: usize) {
+    fn update_waiting(&mut self, index: usize) {
         let replica = &mut self.replicas[index];
         let now = replica.waiting();
         let before = std::mem::replace(&mut replica.counted_waiting, now);
         self.waiting = self.waiting + now - before;
-        self.full = self.full + usize::from(now >= self.max_queued) - usize::from(before >= self.max_queued);
+        self.full_replicas =
+            self.full_replicas + usize::from(now >= self.max_queued) - usize::from(before >= self.max_queued);
     }
 
     fn next_time(&self) -> Option<Nanos> {
@@ -290,7 +291,7 @@ impl<'a> Driver<'a> {
             // A refusal is delivered as the request's last event.
             Err(_) => self.router.release(charge),
         }
-        self.count_waiting(index);
+        self.update_waiting(index);
         Ok(())
     }
 
@@ -307,7 +308,7 @@ impl<'a> Driver<'a> {
         self.admit_due()?;
         let replica = &mut self.replicas[index];
         let turn = replica.step(&self.count);
-        self.count_waiting(index);
+        self.update_waiting(index);
         let replica = &mut self.replicas[index];
         let had_arrivals = std::mem::take(&mut replica.has_arrivals);
         let now = replica.clock.now();

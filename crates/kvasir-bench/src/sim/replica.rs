@@ -41,7 +41,7 @@ pub(crate) struct SimulatedReplica {
     live: Vec<Live>,
     charges: HashMap<RequestId, Charge>,
     pub(crate) results: Results,
-    /// Requests in its queue when they were last counted.
+    /// Queue length that is included in the driver's `waiting`.
     pub(crate) counted_waiting: usize,
     /// Whether a request has arrived since the last step.
     pub(crate) has_arrivals: bool,

@@ -95,7 +95,7 @@ enum What {
     Fidelity(bench_fidelity::Args),
     /// Measure the throughput of an offline batch of prompts
     Offline(Box<bench_offline::Args>),
-    /// Measure the time of a step from rank 0 to another rank (tensor parallelism)
+    /// Measure the latency of a step from rank 0 to another rank (tensor parallelism)
     Broadcast(bench_broadcast::Args),
     /// Load-test a server of OpenAI's streaming API: TTFT, TPOT, goodput
     Serve(Box<bench_serve::Args>),

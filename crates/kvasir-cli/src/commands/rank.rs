@@ -1,13 +1,14 @@
-//! `kvasir rank`: one rank of an engine of `serve --tp`, in a process of its own. The engine's process
-//! passes the server's arguments on, so all parse the same options.
+//! `kvasir rank`: the process of one tensor-parallel rank other than 0 (`serve --tp`).
+//!
+//! Rank 0 starts it with the arguments of `serve`, so all ranks parse the same options.
 
 use crate::commands::{Command, CommandLine};
 use crate::io::failure::Failure;
 use crate::options::Options;
-use crate::options::fleet::{FleetArgs, RankControl};
+use crate::options::fleet::{FleetArgs, RankControlMode};
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
-use crate::startup::{build_model, cut, identity, share_packed};
+use crate::startup::{build_model, identity, shard, share_packed};
 use kvasir::{DEFAULT_SLOTS, OpenedModel, Rank, Token};
 use kvasir_fleet::{Affinity, RankCommand, RankConfig, RankProcess, StepHashes};
 use std::{
@@ -19,22 +20,22 @@ use std::{
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Number of the rank, from 1
+    /// Index of the rank, from 1
     #[arg(long)]
     rank: usize,
-    /// Index of the replica that it belongs to
+    /// Index of the rank's replica
     #[arg(long)]
     replica: usize,
-    /// Inherited descriptor of the file of packed weights
+    /// Inherited file descriptor of the packed weights
     #[arg(long)]
     packed_weights: Option<i32>,
-    /// Arguments of the server, its name first
+    /// Arguments of `kvasir serve`, starting with the program name
     #[arg(last = true)]
     arguments: Vec<OsString>,
 }
 
-/// The command that starts a rank of a replica of a `serve` with these arguments. The rank inherits the
-/// descriptor of the file of packed weights, if there is one.
+/// Returns the command that starts a rank of `replica`. `arguments` are those of `serve`; the rank
+/// inherits the file descriptor `packed_weights`.
 pub(crate) fn command(
     replica: u32,
     packed_weights: Option<i32>,
@@ -42,21 +43,21 @@ pub(crate) fn command(
 ) -> Result<RankCommand, Failure> {
     let program = env::current_exe().map_err(Failure::failed)?;
     let arguments = Box::new(move |rank: usize| {
-        let numbers = ["rank".into(), "--rank".into(), rank.to_string().into()];
+        let rank = ["rank".into(), "--rank".into(), rank.to_string().into()];
         let replica = ["--replica".into(), replica.to_string().into()];
         let packed = packed_weights.map(|file| ["--packed-weights".into(), file.to_string().into()]);
-        let own = numbers.into_iter().chain(replica).chain(packed.into_iter().flatten());
+        let own = rank.into_iter().chain(replica).chain(packed.into_iter().flatten());
         own.chain(["--".into()]).chain(arguments.iter().cloned()).collect()
     });
     Ok(RankCommand { program, arguments })
 }
 
 impl Args {
-    /// Runs the steps of rank 0 until that ends.
+    /// Runs the steps of rank 0 until rank 0 exits. Always returns an error.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
         let Command::Serve(serve) = (line.parse)(self.arguments)? else {
             return Err(Failure::usage(
-                "`rank` needs the arguments of `kvasir serve` after `--`; use `kvasir serve --tp M`",
+                "`rank` needs the arguments of `kvasir serve` after `--`; run `kvasir serve --tp M` instead",
             ));
         };
         if let Some(level) = serve.model().compute().instructions()? {
@@ -78,7 +79,7 @@ impl Args {
     }
 }
 
-/// What a rank starts with.
+/// Parsed options of a rank.
 struct RankStart {
     rank: usize,
     replica: usize,
@@ -89,19 +90,19 @@ struct RankStart {
 }
 
 impl RankStart {
-    /// Loads the part of the rank, and follows rank 0.
+    /// Loads the rank's shard and runs the steps of rank 0.
     fn run(self, process: &RankProcess, opened: OpenedModel) -> Result<(), Failure> {
         let (ranks, engines) = (self.fleet.ranks(), self.fleet.replicas().unwrap_or(1));
-        let model = self.model.with_threads_for(engines).with_part_of_threads(self.rank, ranks);
-        let place = self.replica * ranks + self.rank;
+        let model = self.model.with_threads_for(engines).with_rank_threads(self.rank, ranks);
+        let index = self.replica * ranks + self.rank;
         let _affinity =
-            Affinity::pin(place, engines as usize * ranks, model.thread_count()).map_err(Failure::failed)?;
-        let loaded = model.load_opened(cut(opened, self.rank, ranks)?)?;
-        let by_requests = self.fleet.rank_control() == RankControl::Requests;
+            Affinity::pin(index, engines as usize * ranks, model.thread_count()).map_err(Failure::failed)?;
+        let loaded = model.load_opened(shard(opened, self.rank, ranks)?)?;
+        let by_requests = self.fleet.rank_control() == RankControlMode::Requests;
         let control = by_requests.then(|| Box::new(StepHashes::new(process.member())) as Box<_>);
         let loaded = loaded.among(Rank { ranks: process.member(), control });
         let slots = process.wait_for_start().map_err(Failure::failed)?;
-        // Rank 0 has checked the capacity against the memory.
+        // Rank 0 has checked that the capacity fits into memory.
         let config =
             kvasir::EngineConfig { kv_capacity: Some(slots), overcommit: true, ..self.options.config()? };
         let resolved = loaded.resolve(&config, DEFAULT_SLOTS)?;

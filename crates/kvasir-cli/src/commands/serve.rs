@@ -22,7 +22,7 @@ use kvasir_fleet::{BoundLoadPublisher, KvPublisher, LoadPublisher};
 use kvasir_serve::{
     host::AdmissionLimits,
     http::{
-        AccessControl, App, EventStreams, Hosts, Keys, LimitListener, Loading, Origins, RateLimits,
+        AccessControl, App, Hosts, Keys, LimitListener, Loading, Origins, PublishedStreams, RateLimits,
         TlsAcceptor, TlsFiles, serve, start_probes,
     },
     metrics::Names,
@@ -123,7 +123,7 @@ struct LimitArgs {
     /// Timeout in seconds for reading a request, for writing to a slow client, and for idle connections
     #[arg(long, default_value_t = 30, env = "KVASIR_CLIENT_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     client_timeout: u32,
-    /// Seconds without a completed step, while requests are open, after which /health fails; with --dp, an engine without one for as long, and at least 3 s, is killed and its requests go on elsewhere
+    /// Seconds without a completed step, while requests are open, after which /health fails; with --dp, an engine that completes no step for this time (at least 3 s) is killed, and its requests continue on another engine
     #[arg(long, default_value_t = 120, env = "KVASIR_STEP_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     step_timeout: u32,
 }
@@ -324,7 +324,7 @@ impl Args {
             shows_progress: false,
             needs_template: false,
             kv_events: None,
-            streams: EventStreams::default(),
+            streams: PublishedStreams::default(),
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: reports.clone(),
@@ -358,7 +358,7 @@ impl Args {
         let kv_events = self.kv_events.start(engines, reports.clone())?;
         let loads = self.kv_events.bind_loads(engines)?;
         let published = kv_events.as_ref().map(KvPublisher::streams).unwrap_or_default();
-        let streams = EventStreams {
+        let streams = PublishedStreams {
             topic: self.kv_events.topic(),
             events: published.iter().map(|(events, _)| *events).collect(),
             replays: published.iter().filter_map(|(_, replay)| *replay).collect(),
@@ -454,7 +454,7 @@ impl Args {
     }
 }
 
-/// Starts to publish the loads of an app's engines.
+/// Starts the publisher of the loads of an app's engines.
 fn start_loads(
     loads: BoundLoadPublisher,
     app: &Arc<App>,

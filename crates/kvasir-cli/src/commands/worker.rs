@@ -3,10 +3,11 @@
 
 use crate::commands::{Command, CommandLine, rank};
 use crate::io::failure::Failure;
-use crate::options::fleet::RankControl;
+use crate::options::fleet::RankControlMode;
 use crate::options::sampling::SamplingArgs;
 use crate::startup::{
-    EngineFacts, Leader, MakeCommand, ReadyEngine, build_model, identity, record_kv_events, share_packed,
+    EngineFacts, Leader, ReadyEngine, WorkerCommandFactory, build_model, identity, record_kv_events,
+    share_packed,
 };
 use kvasir::LoadedModel;
 use kvasir_chat::ChatModel;
@@ -27,8 +28,8 @@ use std::{
     time::Duration,
 };
 
-/// Time that an engine has to notice that a rank is lost, and to report what it has computed before.
-const NOTICE: Duration = Duration::from_millis(500);
+/// Time between the loss of a rank and the exit of its engine, to deliver computed tokens.
+const LOST_RANK_GRACE: Duration = Duration::from_millis(500);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -41,7 +42,7 @@ pub(crate) struct Args {
     /// Number of earlier worker processes of this replica
     #[arg(long)]
     generation: u32,
-    /// Inherited descriptor of the file of packed weights
+    /// Inherited descriptor of the packed file
     #[arg(long)]
     packed_weights: Option<i32>,
     /// Arguments of the server, its name first
@@ -50,14 +51,14 @@ pub(crate) struct Args {
 }
 
 /// The command that starts a worker of a `serve` with these arguments.
-pub(crate) fn command(arguments: Vec<OsString>) -> Result<MakeCommand, Failure> {
+pub(crate) fn command(arguments: Vec<OsString>) -> Result<WorkerCommandFactory, Failure> {
     let program = env::current_exe().map_err(Failure::failed)?;
     Ok(Box::new(|packed_file| WorkerCommand {
         program,
         arguments: Box::new(move |directory, replica, generation| {
             let address = ["worker".into(), "--directory".into(), directory.into(), "--replica".into()];
             let numbers = [replica.to_string().into(), "--generation".into(), generation.to_string().into()];
-            // The closure owns the file: each worker inherits its descriptor.
+            // The closure keeps the file open, so each worker inherits its descriptor.
             let packed = packed_file.as_ref().map(|file| file.as_raw_fd().to_string().into());
             let packed = packed.into_iter().flat_map(|file| ["--packed-weights".into(), file]);
             let address = address.into_iter().chain(numbers).chain(packed).chain(["--".into()]);
@@ -66,8 +67,8 @@ pub(crate) fn command(arguments: Vec<OsString>) -> Result<MakeCommand, Failure> 
     }))
 }
 
-/// Starts the other ranks of an engine. The process ends when one of them does: an idle engine would not
-/// notice it.
+/// Starts all ranks of an engine but rank 0. The process exits after one of them has exited,
+/// because an idle engine would not notice the loss.
 fn start_ranks(
     replica: u32,
     command: RankCommand,
@@ -76,7 +77,7 @@ fn start_ranks(
 ) -> Result<RankGroup, Failure> {
     let on_lost = Arc::new(move |line: &str| {
         eprintln!("kvasir: replica {replica}: {line}");
-        thread::sleep(NOTICE);
+        thread::sleep(LOST_RANK_GRACE);
         process::exit(1);
     });
     RankGroup::start(GroupConfig { ranks, command, identity, on_lost }).map_err(Failure::failed)
@@ -108,7 +109,7 @@ impl Args {
                 Some(start_ranks(self.replica, command, ranks, identity.clone())?)
             }
         };
-        let model = model.with_threads_for(engines).with_part_of_threads(0, ranks);
+        let model = model.with_threads_for(engines).with_rank_threads(0, ranks);
         let affinity = match ranks {
             1 => None,
             _ => {
@@ -117,7 +118,7 @@ impl Args {
             }
         };
         let config = kvasir::EngineConfig { engines: engines * ranks as u32, ..options.config()? };
-        let by_requests = fleet.rank_control() == RankControl::Requests;
+        let by_requests = fleet.rank_control() == RankControlMode::Requests;
         let leader = group.as_mut().map(|group| Leader { group, by_requests });
         let ready = ReadyEngine::new(&model, opened, &config, true, leader)?;
         let commands = group.as_ref().filter(|_| by_requests).map(|group| CommandLog::new(group.member()));
@@ -152,7 +153,7 @@ impl Args {
                 chat.get()?.follow_recipe(recipe, prompt, canceled).ok()
             }),
             counters: Box::new(move || (metrics.steps(), metrics.snapshot())),
-            watch: Box::new(move |key| {
+            subscribe: Box::new(move |key| {
                 let sees = key.map_or(Visibility::All, Visibility::Key);
                 feed.subscribe(sees).ok().map(|steps| Box::new(steps) as Box<dyn StepSource>)
             }),
@@ -162,8 +163,8 @@ impl Args {
     }
 }
 
-/// Tokenizer and chat template of a worker, loaded for its first constraint. Other requests arrive as
-/// tokens, and a tokenizer may take more memory than all else that a worker does not share.
+/// Tokenizer and chat template of a worker, loaded for its first constraint. Other requests arrive
+/// as token ids, and a tokenizer may need more memory than all other private data of a worker.
 struct LazyChat {
     loaded: LoadedModel,
     sampling_args: SamplingArgs,
@@ -172,7 +173,8 @@ struct LazyChat {
 }
 
 impl LazyChat {
-    /// The loaded model; `None` if it cannot be loaded. The server has loaded the same files.
+    /// Loads on the first call. `None` if loading fails, which is unexpected: the server has loaded
+    /// the same files.
     fn get(&self) -> Option<&ChatModel> {
         let load = || {
             let (opened, hidden) = (&self.loaded.opened, self.loaded.tells_hidden());
@@ -181,7 +183,7 @@ impl LazyChat {
         let model = self.model.get_or_init(|| match load() {
             Ok(model) => Some(model.chat),
             Err(failure) => {
-                eprintln!("kvasir: a worker cannot load the tokenizer: {failure}");
+                eprintln!("kvasir: the worker cannot load the tokenizer: {failure}");
                 None
             }
         });

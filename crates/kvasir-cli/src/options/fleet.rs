@@ -1,38 +1,39 @@
-//! Options of `serve` for several processes: the number of workers (data parallelism), the ranks of each
-//! (tensor parallelism), and the routing policy.
+//! Options of `serve` for several processes: the number of workers (data parallelism), the ranks of
+//! each (tensor parallelism), and the routing policy.
 
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
 use crate::options::switch::word;
 use kvasir_engine::Route;
 
-/// How the ranks of an engine stay in step.
+/// What rank 0 broadcasts: the steps that it has scheduled, or the requests that each rank
+/// schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum RankControl {
+pub(crate) enum RankControlMode {
     Steps,
     Requests,
 }
 
-/// Number of engines and of their ranks, and the routing policy.
+/// Numbers of engines and ranks, and the routing policy.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FleetArgs {
     /// Engines that serve, each a process of its own with its own KV cache and --threads [default: one engine in this process]
     #[arg(long, env = "KVASIR_DP", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     dp: Option<u32>,
-    /// Ranks of each engine (tensor parallelism), each a process of its own with a part of the weights and of --threads [default: 1]
+    /// Ranks of each engine (tensor parallelism), each a process with its shard of the weights and its part of --threads [default: 1]
     #[arg(long, env = "KVASIR_TP", value_name = "M", value_parser = clap::value_parser!(u32).range(1..=64))]
     tp: Option<u32>,
-    /// With --tp: rank 0 schedules and sends each step (`steps`), or every rank schedules for itself on the same requests and steps are compared (`requests`) [default: steps]
+    /// With --tp: rank 0 schedules and sends each step (`steps`), or every rank schedules the same requests, and hashes of the steps are compared (`requests`) [default: steps]
     #[arg(long, value_enum, env = "KVASIR_RANK_CONTROL", value_name = "BY")]
-    rank_control: Option<RankControl>,
+    rank_control: Option<RankControlMode>,
     /// With --dp: the engine that gets a request: round-robin, least-requests, least-tokens, prefix (the one that holds most of the prompt) or session [default: prefix]
     #[arg(long, env = "KVASIR_ROUTE", value_parser = word::<Route>)]
     route: Option<Route>,
 }
 
 impl FleetArgs {
-    /// Number of worker processes; `None` if the engine runs in this one. An engine of several ranks
-    /// is a worker, so that it is restarted and its requests resumed.
+    /// Number of worker processes; `None` if the engine runs in the server's process. With `--tp`
+    /// the engine is a worker, so the front can restart it and resume its requests.
     pub(crate) fn replicas(&self) -> Option<u32> {
         self.dp.or((self.ranks() > 1).then_some(1))
     }
@@ -42,9 +43,9 @@ impl FleetArgs {
         self.tp.unwrap_or(1) as usize
     }
 
-    /// How the ranks stay in step.
-    pub(crate) fn rank_control(&self) -> RankControl {
-        self.rank_control.unwrap_or(RankControl::Steps)
+    /// The control mode of the ranks; `steps` by default.
+    pub(crate) fn rank_control(&self) -> RankControlMode {
+        self.rank_control.unwrap_or(RankControlMode::Steps)
     }
 
     /// The routing policy.

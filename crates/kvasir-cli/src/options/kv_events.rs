@@ -20,7 +20,7 @@ pub(crate) struct KvEventArgs {
     /// Topic of KV events, such as kv@POD@MODEL for llm-d [default: empty]
     #[arg(long, env = "KVASIR_KV_EVENTS_TOPIC", value_name = "TOPIC")]
     kv_events_topic: Option<String>,
-    /// Publish the load of each engine in SGLang's format at this address, such as tcp://127.0.0.1:7557; with --dp the engines have ports in a row [default: none]
+    /// Publish the load of each engine in SGLang's format at this address, such as tcp://127.0.0.1:7557; with --dp the engines have consecutive ports [default: none]
     #[arg(long, env = "KVASIR_LOAD_EVENTS", value_name = "tcp://HOST:PORT", value_parser = endpoint)]
     load_events: Option<SocketAddr>,
 }
@@ -54,9 +54,13 @@ impl KvEventArgs {
         let ports = named.map(|(name, address)| (name, address.map_or(0, |address| address.port())));
         for (i, (name, port)) in ports.into_iter().enumerate() {
             for (other, other_port) in &ports[..i] {
-                let is_apart =
+                let is_disjoint =
                     u32::from(port.abs_diff(*other_port)) >= engines || port == 0 || *other_port == 0;
-                rule(is_apart, || format!("{name}: its ports and those of {other} overlap, {engines} each"))?;
+                rule(is_disjoint, || {
+                    format!(
+                        "{name}: the ports from `{port}` and those of {other} overlap; each needs {engines}"
+                    )
+                })?;
             }
         }
         Ok(())
@@ -67,7 +71,7 @@ impl KvEventArgs {
         self.kv_events_topic.clone().unwrap_or_default()
     }
 
-    /// Listens for subscribers of the loads of this number of engines, if they are published.
+    /// Binds the sockets of `--load-events`, one per engine; `None` without the option.
     pub(crate) fn bind_loads(&self, engines: u32) -> Result<Option<BoundLoadPublisher>, Failure> {
         let Some(address) = self.load_events else { return Ok(None) };
         let bound = BoundLoadPublisher::bind(address, engines);

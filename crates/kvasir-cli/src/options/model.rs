@@ -272,8 +272,8 @@ impl ModelArgs {
         self
     }
 
-    /// Sets `--threads` on the CPU to the part of one of `ranks` ranks; each has one at least.
-    pub(crate) fn with_part_of_threads(mut self, rank: usize, ranks: usize) -> Self {
+    /// Divides `--threads` among `ranks` ranks, and keeps the part of `rank`: at least one thread.
+    pub(crate) fn with_rank_threads(mut self, rank: usize, ranks: usize) -> Self {
         if let Some(threads) = self.compute.threads.filter(|_| ranks > 1) {
             let (each, more) = (threads / ranks as u32, threads as usize % ranks);
             self.compute.threads = Some((each + u32::from(rank < more)).max(1));
@@ -281,7 +281,7 @@ impl ModelArgs {
         self
     }
 
-    /// Computing threads, once `--threads` has its default.
+    /// Number of compute threads: `--threads`, or 1 if it is not set.
     pub(crate) fn thread_count(&self) -> usize {
         self.compute.threads().unwrap_or(1)
     }

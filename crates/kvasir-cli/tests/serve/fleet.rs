@@ -1,6 +1,6 @@
 //! `kvasir serve --dp`: worker processes give the answers of a single process, also when workers
-//! are killed, suspended, drained or restarted. They share their packed weights. No process, request,
-//! KV slot or file is left over.
+//! are killed, hung, suspended, drained or restarted. They share their packed weights. No process,
+//! request, KV slot or file is leaked.
 
 use super::server::{CHAT, COMPLETIONS, JSON, Server, model};
 use kvasir_testkit::Random;
@@ -270,8 +270,7 @@ fn draining_and_restarting_replicas_changes_no_answer() {
     assert!(missing.1.contains("ids are 0 to 1"), "{}", missing.1);
 }
 
-/// The mapping of shared weights in a process: inode of its file, and resident and proportional size
-/// in kB.
+/// The packed file that a process maps: its inode, resident size and proportional size in kB.
 pub(super) fn shared_weights(process: u64) -> (u64, u64, u64) {
     let text = fs::read_to_string(format!("/proc/{process}/smaps")).unwrap();
     let (mut inodes, mut sizes, mut is_shared) = (Vec::new(), [0, 0], false);
@@ -319,7 +318,7 @@ fn replicas_share_their_packed_weights() {
         assert_eq!(first.0, second.0, "{dtype}: one file");
         let (resident, proportional) = (first.1 + second.1, first.2 + second.2);
         assert!(resident > 0 && proportional * 4 < resident * 3, "{dtype}: {first:?} {second:?}");
-        // A worker may be killed at any moment, also while it packs: the next one packs the rest.
+        // A worker may be killed while it packs: the next one packs the remaining panels.
         let mut random = Random::new(dtype.len() as u64);
         for restarts in 1..8 {
             let process = fleet.replicas()[0]["process"].as_u64().unwrap();
@@ -350,10 +349,11 @@ fn a_suspended_worker_only_delays_its_answers() {
     assert_eq!(got, expected);
 }
 
-/// A worker that has requests and makes no step is killed, and its answers continue in the other one.
+/// The front kills a worker that has requests and completes no step; the other worker continues
+/// them.
 #[test]
 fn a_hung_worker_is_killed_and_its_answers_continue() {
-    // A busy machine may need seconds for a step.
+    // A step may take seconds on a busy machine.
     let fleet = Fleet::start("fleet-hung", 2, &["--step-timeout", "8"]);
     let requests: Vec<_> = (0..64).map(|number| request(number, 150)).collect();
     let expected = answer_all(&fleet.server, &requests, |_| {});
@@ -394,9 +394,9 @@ fn steps(server: &Server, replica: &str) -> (Value, impl Iterator<Item = Option<
     (serde_json::from_str(&begin).unwrap(), events)
 }
 
-/// Reads a stream up to the end of a request; returns the tokens of all steps, and whether a `begin`
-/// was among the events.
-fn until_ended(events: &mut impl Iterator<Item = Option<Value>>) -> (u64, bool) {
+/// Reads a stream up to the end of a request. Returns the number of generated tokens, and whether
+/// there was a `begin`.
+fn read_until_end(events: &mut impl Iterator<Item = Option<Value>>) -> (u64, bool) {
     let (mut tokens, mut has_begun) = (0, false);
     for event in events {
         let Some(step) = event else {
@@ -426,17 +426,21 @@ fn steps_of_each_replica_are_streamed_across_restarts() {
     assert!(begin["setup"]["capacity"].as_u64().unwrap() > 0, "{begin}");
     let (begin, mut second) = steps(&fleet.server, "?replica=1");
     assert_eq!(begin["replica"], 1);
-    // Each replica gets one of them.
+    // Round robin: one request per replica.
     complete();
     complete();
-    assert_eq!(until_ended(&mut first).0, 20);
-    assert_eq!(until_ended(&mut second).0, 20);
+    assert_eq!(read_until_end(&mut first).0, 20);
+    assert_eq!(read_until_end(&mut second).0, 20);
     signal(fleet.processes()[1], "-KILL");
     fleet.wait_until("restarted", |replicas| replicas[1]["restarts"] == 1 && replicas[1]["phase"] == "ready");
     complete();
     complete();
-    assert_eq!(until_ended(&mut second), (20, true), "the new process continues the stream");
-    assert_eq!(until_ended(&mut first), (20, false));
+    assert_eq!(
+        read_until_end(&mut second),
+        (20, true),
+        "the stream continues with the steps of the new process"
+    );
+    assert_eq!(read_until_end(&mut first), (20, false));
     for wrong in ["?replica=2", "?replica=x"] {
         let (status, answer) = fleet.server.send("GET", &format!("/v1/engine/steps{wrong}"), "", "");
         assert!(status == 400 && answer.contains("replica"), "{answer}");
@@ -445,7 +449,7 @@ fn steps_of_each_replica_are_streamed_across_restarts() {
     fleet.wait_until("figures", |replicas| replicas.iter().all(has_figures));
 }
 
-/// A cache without KV events cannot be routed to by prefix. The default policy then falls back.
+/// Prefix routing needs KV events. Without them the default policy falls back to session and load.
 #[test]
 fn routing_without_kv_events_is_reported() {
     let options = ["--dp", "1", "--threads", "1", "--max-model-len", "256", "--cache", "cells"];

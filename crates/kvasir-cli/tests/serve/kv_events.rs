@@ -1,5 +1,5 @@
-//! `kvasir serve --kv-events` and `--load-events`: subscribers learn the cached prefixes and the load of one
-//! engine and of each worker.
+//! `kvasir serve --kv-events` and `--load-events`: subscribers get the cached prefixes and the load
+//! of one engine and of each worker.
 
 use super::server::{COMPLETIONS, Server};
 use serde_json::{Value, json};
@@ -157,7 +157,7 @@ fn subscribers_follow_each_engine_and_its_restart() {
     }
 }
 
-/// The first of this many free ports in a row.
+/// The first of `count` consecutive free ports.
 fn free_ports(count: u16) -> u16 {
     loop {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,5 +1,5 @@
-//! `kvasir serve --tp`: an engine of several ranks gives the same answers in every run, also when ranks are
-//! killed. No process is left over.
+//! `kvasir serve --tp`: answers are deterministic across options and rank kills, and no process
+//! outlives the server.
 
 use super::fleet::{Fleet, answer_all, converted, is_running, kill_count, request, shared_weights, signal};
 use super::server::{Server, model};
@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Child processes of a process: the ranks of a worker.
+/// Ids of the child processes of a worker: its ranks other than 0.
 fn children(process: u64) -> Vec<u64> {
     let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let lists = threads.map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default());
@@ -24,7 +24,7 @@ fn ranks(fleet: &Fleet) -> Vec<u64> {
     fleet.processes().into_iter().flat_map(children).collect()
 }
 
-fn wait_until_gone(processes: &[u64]) {
+fn wait_for_exit(processes: &[u64]) {
     let begin = Instant::now();
     while processes.iter().any(|process| is_running(*process)) {
         assert!(begin.elapsed() < Duration::from_secs(10), "{processes:?}");
@@ -33,7 +33,7 @@ fn wait_until_gone(processes: &[u64]) {
 }
 
 #[test]
-fn answers_of_ranks_are_equal_under_every_configuration() {
+fn answers_are_equal_under_every_configuration() {
     let requests: Vec<_> = (0..12).map(|number| request(number, 40)).collect();
     let answers = |options: &[&str]| {
         let options = [&["--tp", "2"], options].concat();
@@ -77,7 +77,7 @@ fn replicas_share_the_packed_weights_of_each_rank() {
     }
 }
 
-/// The plain backend computes in f32, so its answers are compared with its own.
+/// The plain backend computes in f32, so its answers are not those of the CPU backend.
 #[test]
 fn ranks_run_on_the_plain_backend() {
     let requests: Vec<_> = (0..6).map(|number| request(number, 12)).collect();
@@ -133,12 +133,12 @@ fn an_idle_engine_restarts_when_a_rank_ends() {
     let (workers, ranks) = (fleet.processes(), ranks(&fleet));
     signal(ranks[0], "-KILL");
     fleet.wait_until("restarted", |replicas| replicas[0]["restarts"] == 1 && replicas[0]["phase"] == "ready");
-    wait_until_gone(&[workers, ranks].concat());
+    wait_for_exit(&[workers, ranks].concat());
     let answers = answer_all(&fleet.server, &[request(0, 8)], |_| {});
     assert!(!answers[0].is_empty());
 }
 
-/// Without `--dp` too: ranks make the engine a worker, which is restarted.
+/// `--tp` alone also starts a worker process behind the front, which restarts it.
 #[test]
 fn ranks_end_with_the_server() {
     let start = |name: &str| {
@@ -151,32 +151,32 @@ fn ranks_end_with_the_server() {
     let (mut fleet, processes) = start("ranks-front");
     fleet.server.process.kill().unwrap();
     fleet.server.process.wait().unwrap();
-    wait_until_gone(&processes);
+    wait_for_exit(&processes);
     let (mut fleet, processes) = start("ranks-again");
     fleet.server.terminate();
     assert!(fleet.server.process.wait().unwrap().success());
-    wait_until_gone(&processes);
-    // A worker that is killed takes its ranks with it.
+    wait_for_exit(&processes);
+    // Ranks exit when their worker is killed.
     let (fleet, processes) = start("ranks-worker");
     signal(processes[0], "-KILL");
-    wait_until_gone(&processes);
+    wait_for_exit(&processes);
     fleet.wait_until_ready();
 }
 
 #[test]
-fn impossible_divisions_are_refused_by_name() {
+fn invalid_tensor_parallel_options_are_errors() {
     let folder = model("ranks-refused");
-    let refused = |options: &[&str]| {
+    let error_of = |options: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvasir"));
         command.arg("serve").arg(&folder).args(["--port", "0"]).args(options);
         let output = command.output().unwrap();
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    let simulated = refused(&["--tp", "2", "--backend", "sim"]);
+    let simulated = error_of(&["--tp", "2", "--backend", "sim"]);
     assert!(simulated.contains("--tp") && simulated.contains("--backend sim"), "{simulated}");
-    let uneven = refused(&["--tp", "64"]);
+    let uneven = error_of(&["--tp", "64"]);
     assert!(uneven.contains("--tp 64"), "{uneven}");
-    assert!(refused(&["--tp", "0"]).contains("--tp"));
+    assert!(error_of(&["--tp", "0"]).contains("--tp"));
     fs::remove_dir_all(&folder).unwrap();
 }

@@ -23,7 +23,8 @@ impl CpuModel {
             let bytes = weights.all().map(|l| l.stored_bytes).sum::<usize>() as f64;
             match weights {
                 OpWeights::Experts { .. } => {
-                    let idle = 1.0 - self.program.chosen(op) as f64 / self.program.routed(op).max(1) as f64;
+                    let idle =
+                        1.0 - self.program.chosen(op) as f64 / self.program.routed_experts(op).max(1) as f64;
                     bytes * (1.0 - idle.powf(f64::from(tokens)))
                 }
                 _ => bytes,
@@ -43,8 +44,8 @@ impl CpuModel {
             }
             match weights {
                 OpWeights::Experts { gate, up, down } => {
-                    // Of experts that are spread over ranks, a rank is routed to its share.
-                    let (used, all) = (self.program.chosen(op), self.program.routed(op).max(1));
+                    // Experts per token on this rank, if routes are uniform over the ranks.
+                    let (used, all) = (self.program.chosen(op), self.program.routed_experts(op).max(1));
                     let used = (used * gate.len()).div_ceil(all);
                     [gate, up, down].into_iter().flat_map(|l| l.iter().take(used)).for_each(add);
                 }

@@ -7,16 +7,16 @@
 //!
 //! Packed and unpacked panels have the same bytes, so results do not change. Mapped pages are
 //! released once packed: a model is never in memory twice. With a `PackedFile`, processes pack the
-//! model together: a step takes over what others have packed, and skips what they are packing. Executors share a model through an
-//! `Arc`; packing takes a lock, and kernels see it only through the atomics of `panels`.
-//! `tests/checkpoints.rs` compares every recorded checkpoint.
+//! model together: a step adopts the panels that others have packed, and skips matrices that they
+//! are packing. Executors share a model through an `Arc`; packing takes a lock, and kernels see it
+//! only through the atomics of `panels`. `tests/checkpoints.rs` compares every recorded checkpoint.
 
 use crate::exec::lowering::Lowered;
 use crate::isa::features::Isa;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::threads::pool::ThreadPool;
 use crate::weights::linear::{Form, Linear, OpWeights};
-use crate::weights::packed_file::{PATIENCE, POLL, PackedFile};
+use crate::weights::packed_file::{POLL_INTERVAL, PackedFile, STALL_TIMEOUT};
 use crate::weights::packer::Packer;
 use crate::weights::panels::out_of_memory;
 use crate::weights::precision::Precision;
@@ -57,11 +57,11 @@ pub struct CpuModel {
     pub(crate) ops_run: AtomicUsize,
 }
 
-/// How a model is loaded.
+/// Options of [`CpuModel::load_with`].
 pub struct LoadOptions<'a> {
-    /// Receives the number of ops whose weights are ready, and that of all.
+    /// Progress callback: number of ops whose weights are ready, and number of all ops.
     pub watch: &'a dyn Fn(usize, usize),
-    /// The file that processes pack their weights into, if they share them.
+    /// The file that packed weights are shared in; `None` packs into private memory.
     pub packed_file: Option<Arc<PackedFile>>,
 }
 
@@ -143,8 +143,8 @@ impl CpuModel {
         self.ops_run.load(Ordering::Relaxed) as f64 / self.program.ops.len().max(1) as f64
     }
 
-    /// Packs all matrices that are still read in place. Afterwards steps run at full speed. Matrices
-    /// that another process packs without progress stay as they are.
+    /// Packs all matrices that are still read in place. Afterwards steps run at full speed.
+    /// Matrices whose packing has stalled in another process are still read in place.
     pub fn pack(&self) -> Result<(), Error> {
         let mut packed = self.packed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         *packed = self.pack_all().map_err(out_of_memory)?;
@@ -156,12 +156,12 @@ impl CpuModel {
         self.linears().map(|l| l.packed.unpacked_bytes()).sum()
     }
 
-    /// Bytes of all matrices when packed.
+    /// Bytes that the panels of all matrices occupy once packed.
     pub fn packed_bytes(&self) -> usize {
         self.linears().map(|l| l.packed.bytes()).sum()
     }
 
-    /// Bytes of those matrices, packed, that processes share.
+    /// Bytes of the panels that lie in a `PackedFile`.
     pub fn shared_bytes(&self) -> usize {
         self.linears().filter(|l| l.packed.is_shared()).map(|l| l.packed.bytes()).sum()
     }
@@ -189,24 +189,24 @@ impl CpuModel {
         }
     }
 
-    /// Packs all panels, and waits for those that other processes pack, unless they make no progress.
-    /// Returns whether all is packed.
+    /// Packs all panels, and waits for those that other processes pack. Gives up after
+    /// `STALL_TIMEOUT` without progress; returns whether all panels are packed.
     fn pack_all(&self) -> io::Result<bool> {
         let (mut left, mut progress) = (usize::MAX, Instant::now());
         while !self.pack_some(usize::MAX)? {
             let unpacked = self.unpacked_bytes();
             if unpacked < left {
                 (left, progress) = (unpacked, Instant::now());
-            } else if progress.elapsed() > PATIENCE {
+            } else if progress.elapsed() > STALL_TIMEOUT {
                 return Ok(false);
             }
-            thread::sleep(POLL);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(true)
     }
 
-    /// Packs at least `bytes` bytes of panels; returns whether nothing is left to pack. Skips matrices
-    /// that other processes are packing.
+    /// Packs at least `bytes` bytes of panels; returns whether nothing is left to pack. Skips
+    /// matrices that other processes are packing.
     fn pack_some(&self, bytes: usize) -> io::Result<bool> {
         let (mut left, mut is_packed) = (bytes, true);
         for l in self.linears() {
@@ -264,8 +264,8 @@ impl CpuModel {
         self.isa
     }
 
-    /// The default KV cache data type: f32 for [`Precision::F32`] and [`Precision::Bf16x2`], otherwise
-    /// by the stored weights ([`default_kv`]).
+    /// The default KV cache data type: f32 for [`Precision::F32`] and [`Precision::Bf16x2`],
+    /// otherwise by the stored weights ([`default_kv`]).
     pub fn natural_kv(&self) -> KvType {
         match self.precision {
             Precision::F32 | Precision::Bf16x2 => KvType::F32,

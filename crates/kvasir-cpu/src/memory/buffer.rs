@@ -1,5 +1,5 @@
-//! Zeroed, aligned memory mappings for weights and activations, in huge pages where possible: anonymous
-//! ones, and parts of files in memory (`memfd.rs`).
+//! Zeroed, aligned memory mappings for weights and activations, in huge pages where possible:
+//! anonymous memory, and ranges of shared memory (`memfd.rs`).
 //!
 //! Small matrices share one region per 256 MiB, because a matrix alone is often smaller than a huge
 //! page. A region is unmapped with its last buffer; a buffer that is dropped earlier returns its
@@ -67,8 +67,8 @@ impl Buffer {
         Ok(Self { base, len, region: Arc::clone(region) })
     }
 
-    /// `len` bytes of `region` from `at`, which belong to no other buffer of this process. `region`
-    /// holds `TAIL` bytes more.
+    /// Wraps `len` bytes of `region` from `at`. No other buffer of this process may contain them,
+    /// and `TAIL` more bytes must be mapped.
     pub(crate) fn in_region(region: Arc<MmapMut>, at: usize, len: usize) -> Self {
         Self { base: region.as_ptr().wrapping_add(at).cast_mut(), len, region }
     }
@@ -88,8 +88,8 @@ impl Buffer {
         }
     }
 
-    /// Returns the whole pages within `range` to the system; their bytes are zero or unchanged afterwards.
-    /// The caller must not access the range during the call.
+    /// Returns the whole pages within `range` to the system; their bytes are zero or unchanged
+    /// afterwards. The caller must not access the range during the call.
     pub(crate) fn release(&self, range: std::ops::Range<usize>) {
         #[cfg(unix)]
         {
@@ -141,7 +141,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Maps `len` bytes of zeros.
+/// Maps `len` bytes of zeros without reserving swap space.
 pub(crate) fn map(len: usize) -> io::Result<MmapMut> {
     MmapOptions::new().len(len).no_reserve_swap().map_anon()
 }

@@ -1,4 +1,4 @@
-//! Memory: mapped buffers, lists aligned to cache lines, files in memory, and the KV cache pools.
+//! Memory: mapped buffers, lists aligned to cache lines, shared memory, and the KV cache pools.
 //!
 //! Knows no kernel; builds on `isa`.
 

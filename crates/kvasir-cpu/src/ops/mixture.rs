@@ -118,13 +118,12 @@ pub(crate) struct Experts<'w> {
     pub(crate) up: &'w [Linear],
     pub(crate) down: &'w [Linear],
     pub(crate) activation: Activation,
-    /// The router's number of the first of them.
+    /// Router index of the first local expert.
     pub(crate) first: usize,
 }
 
-/// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))` over the chosen experts that are
-/// among `experts`. Experts run in ascending order, so a token's sum does not depend on other
-/// tokens.
+/// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))` over the chosen experts that
+/// this rank has. Experts run in ascending order, so a token's sum does not depend on other tokens.
 pub(crate) fn mixture(
     threads: &ThreadPool,
     isa: Isa,
@@ -138,8 +137,8 @@ pub(crate) fn mixture(
     let activation = experts.activation;
     for expert in 0..experts.gate.len() {
         let chosen = routes.iter().enumerate().flat_map(|(token, routes)| {
-            let is_chosen = |(e, _): &&(u32, f32)| *e as usize == experts.first + expert;
-            routes.iter().filter(is_chosen).map(move |(_, weight)| (token, *weight))
+            let is_routed = |(e, _): &&(u32, f32)| *e as usize == experts.first + expert;
+            routes.iter().filter(is_routed).map(move |(_, weight)| (token, *weight))
         });
         let chosen: Vec<(usize, f32)> = chosen.collect();
         let n = chosen.len();

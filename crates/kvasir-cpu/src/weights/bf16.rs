@@ -1,9 +1,10 @@
 //! Panels of 16-bit floats in VNNI tile layout (the B operand of AMX), packed from rows of any
 //! encoding.
 //!
-//! bf16 and f16 rows are only transposed; other encodings are dequantized to f32 and rounded to bf16
-//! first. Panels of f16 are widened to f32 on every instruction set. A panel is a pure function of its
-//! rows, so an in-place (not yet packed) matrix gives the same bits as a packed one.
+//! bf16 and f16 rows are only transposed; other encodings are dequantized to f32 and rounded to
+//! bf16 first. Panels of f16 are widened to f32 on every instruction set. A panel is a pure
+//! function of its rows, so an in-place (not yet packed) matrix gives the same bits as a packed
+//! one.
 
 use crate::isa::features::Isa;
 use crate::isa::float16::round_to_bf16;
@@ -148,9 +149,9 @@ impl Bf16Panels {
         let kind = Bf16Layout { stored: None, is_f16: false, steps: inputs.div_ceil(STEP) };
         let isa = Isa::detect();
         Self::packed(kind, outputs, threads, id, |kind, panel, out, scratch| {
-            kind.round(isa, out, scratch, |lane, values| match panel * LANES + lane {
-                n if n < outputs => row(n, &mut values[..inputs]),
-                _ => Ok(()),
+            kind.round(isa, out, scratch, |lane, values| {
+                let n = panel * LANES + lane;
+                if n < outputs { row(n, &mut values[..inputs]) } else { Ok(()) }
             })
         })
     }

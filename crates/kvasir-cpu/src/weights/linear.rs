@@ -41,7 +41,7 @@ pub(crate) enum Packed {
 
 impl Packed {
     /// Packs about `bytes` more of a matrix that is still read in place. Returns the bytes packed;
-    /// zero if all is packed, or if another process packs the matrix.
+    /// zero if all is packed, or while another process packs the matrix.
     pub(crate) fn pack_some(&self, threads: &ThreadPool, bytes: usize) -> std::io::Result<usize> {
         match self {
             Self::Quant(w) => w.pack_some(threads, bytes),
@@ -50,7 +50,7 @@ impl Packed {
         }
     }
 
-    /// Takes over the panels that other processes have packed.
+    /// Extends the packed prefix by the panels that other processes have packed.
     pub(crate) fn adopt(&self) {
         match self {
             Self::Quant(w) => w.adopt(),
@@ -59,7 +59,7 @@ impl Packed {
         }
     }
 
-    /// Whether the panels are those of a file that processes share.
+    /// Whether the panels lie in a `PackedFile`.
     pub(crate) fn is_shared(&self) -> bool {
         match self {
             Self::Quant(w) => w.is_shared(),

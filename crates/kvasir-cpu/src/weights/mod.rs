@@ -2,9 +2,9 @@
 //!
 //! - `source.rs`, `checkpoint.rs`, `random.rs`: where weights come from. `precision.rs`: the
 //!   arithmetic that they need.
-//! - `packed_file.rs`: packed weights that processes share.
-//! - `panels.rs`: panels of any format, read in place until packed. `quant/`, `bf16.rs`, `f32/`: the
-//!   formats.
+//! - `packed_file.rs`: packed weights in shared memory.
+//! - `panels.rs`: panels of any format, read in place until packed. `quant/`, `bf16.rs`, `f32/`:
+//!   the formats.
 //! - `packer.rs`: picks a format per matrix. `linear.rs`: the packed matrices of ops.
 //!
 //! Knows no activation and no kernel; builds on `isa`, `threads`, `memory` and `prefetch`.

@@ -7,10 +7,10 @@
 //! | block-quantized integers (GGUF types, MXFP4) | integer panels |
 //! | all else | bf16 panels |
 //!
-//! Matrices whose rows are stored rows, or whole blocks of them (a rank's columns), are read in
-//! place until they are packed, a part at each step (`in_place`). Of transposed or strided views,
-//! the stored rows that they touch are dequantized first (`pack_dense`). Pages of the file are
-//! released once a matrix is packed.
+//! Matrices whose rows are stored rows, or whole quantization blocks of them (a rank's columns),
+//! are read in place until they are packed, a part at each step (`in_place`). Transposed and
+//! strided views are packed from dequantized rows (`pack_dense`). Pages of the file are released
+//! once a matrix is packed.
 //!
 //! With a `PackedFile`, processes share the panels of weights whose source has a fingerprint.
 
@@ -31,15 +31,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows `first + n * step` of a stored weight, or the same bytes of each, looked up by name
-/// whenever they are read.
+/// Rows `first + n * step` of a stored weight, or one byte range of each, looked up by name at each
+/// read.
 struct FileRows {
     source: Arc<Source>,
     name: String,
     shape: Vec<usize>,
     first: usize,
     step: usize,
-    /// The part of each row; `None` for whole rows.
+    /// Byte range within each row; `None` for complete rows.
     part: Option<Range<usize>>,
 }
 
@@ -60,7 +60,7 @@ impl EncodedRows for FileRows {
         if self.part.is_none() {
             return self.source.will_read(&self.name, self.in_file(rows));
         }
-        // The rest of the rows is another rank's: only the pages of these parts are touched.
+        // Other ranks read the rest of the rows, so only pages of this range are prefaulted.
         const PAGE: usize = 4096;
         self.lend(&mut |row| {
             let touched = rows.clone().flat_map(|n| row(n).iter().step_by(PAGE));
@@ -87,16 +87,16 @@ struct Dequantized {
     values: Vec<f32>,
 }
 
-/// Packs matrices. Caches the rows that were dequantized last: the next matrices are often other
-/// views of them.
+/// Packs matrices. Caches the last dequantized rows, because consecutive matrices often view the
+/// same ones.
 pub(crate) struct Packer<'a> {
     pub(crate) threads: &'a ThreadPool,
     pub(crate) program: &'a Program,
     pub(crate) source: &'a Arc<Source>,
     pub(crate) precision: Precision,
-    /// The file that the panels are packed into, and the fingerprint of the source.
+    /// The file for shared panels, and the fingerprint of the source.
     shared: Option<(Arc<PackedFile>, u64)>,
-    unpacked: Option<Dequantized>,
+    dequantized: Option<Dequantized>,
 }
 
 impl<'a> Packer<'a> {
@@ -108,11 +108,12 @@ impl<'a> Packer<'a> {
         file: Option<Arc<PackedFile>>,
     ) -> Self {
         let shared = file.zip(source.fingerprint());
-        Self { threads, program, source, precision, shared, unpacked: None }
+        Self { threads, program, source, precision, shared, dequantized: None }
     }
 
-    /// Where the panels of a matrix are shared: by the hash of all that their bytes follow from.
-    fn id(&self, m: &Matrix) -> Option<MatrixId> {
+    /// The content hash of a matrix's panels: all inputs that determine their bytes. `None` if
+    /// panels are private.
+    fn matrix_id(&self, m: &Matrix) -> Option<MatrixId> {
         let (file, fingerprint) = self.shared.as_ref()?;
         let weight = self.program.weight(self.program.resolve(m.weight));
         let mut hasher = DefaultHasher::new();
@@ -136,9 +137,9 @@ impl<'a> Packer<'a> {
         Ok(values)
     }
 
-    /// Dequantizes some rows of a weight to f32 and releases their file pages. Falls back to the
-    /// whole weight if rows cannot be read by themselves; returns the rows that it read.
-    fn numbers_of_rows(&self, id: WeightId, rows: Range<usize>) -> Result<Dequantized, Error> {
+    /// Dequantizes rows of a weight to f32 and releases their file pages. Dequantizes all rows if
+    /// the source has no access by row.
+    fn dequantize_rows(&self, id: WeightId, rows: Range<usize>) -> Result<Dequantized, Error> {
         let weight = self.program.weight(self.program.resolve(id));
         let row_len = weight.shape.last().copied().unwrap_or(1).max(1);
         let all = weight.shape.iter().product::<usize>() / row_len;
@@ -184,19 +185,20 @@ impl<'a> Packer<'a> {
 
     /// Builds one linear layer's matrix. Its file pages are released if it is packed already.
     pub(crate) fn linear(&mut self, m: &Matrix) -> Result<Linear, Error> {
-        self.linear_within(m, extent(m))
+        self.linear_within(m, element_range(m))
     }
 
-    /// Builds the matrices of a family.
+    /// Builds the matrices of a family. Matrices that view one weight are dequantized together.
     pub(crate) fn linears(&mut self, all: &Matrices) -> Result<Vec<Linear>, Error> {
         let last = all.nth(all.count.saturating_sub(1));
-        let together = (all.weight_stride == 0).then(|| extent(&all.first).start..extent(&last).end);
-        let build = |m: Matrix| self.linear_within(&m, together.clone().unwrap_or_else(|| extent(&m)));
+        let together =
+            (all.weight_stride == 0).then(|| element_range(&all.first).start..element_range(&last).end);
+        let build = |m: Matrix| self.linear_within(&m, together.clone().unwrap_or_else(|| element_range(&m)));
         (0..all.count).map(|n| all.nth(n)).map(build).collect()
     }
 
-    /// Builds a matrix. If it must be dequantized first, then so are all elements of its weight in
-    /// `around`.
+    /// Builds a matrix. If it is packed from dequantized rows, all elements of its weight in
+    /// `around` are dequantized with it.
     fn linear_within(&mut self, m: &Matrix, around: Range<usize>) -> Result<Linear, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let bias = m.bias.as_ref().map(|v| self.vector(v, m.outputs)).transpose()?;
@@ -206,25 +208,25 @@ impl<'a> Packer<'a> {
         let in_bf16x2 = self.precision == Precision::Bf16x2 && dtype != Some(DType::BF16);
         let wide = in_f32 || in_bf16x2 || dtype == Some(DType::F32);
         let row_len = shape.last().copied().unwrap_or(1);
-        // Parts of rows are read in place if they are whole blocks.
-        let lies = dtype.zip(m.stored_rows(row_len)).filter(|(dtype, rows)| {
+        // Column ranges are read in place if they consist of whole blocks.
+        let stored_rows = dtype.zip(m.stored_rows(row_len)).filter(|(dtype, rows)| {
             [rows.columns.start, rows.columns.len()].iter().all(|len| dtype.row_bytes(*len).is_ok())
         });
-        let used = lies.as_ref().map_or(row_len, |(_, rows)| rows.columns.len());
+        let used = stored_rows.as_ref().map_or(row_len, |(_, rows)| rows.columns.len());
         let stored_bytes = dtype.map_or(Ok(used), |dtype| dtype.row_bytes(used))? * m.outputs;
-        let packed = match &lies {
+        let packed = match &stored_rows {
             None => self.pack_dense(m, wide, dtype, around)?,
-            Some((dtype, lying)) => {
-                let StoredRows { first, step, columns } = lying;
+            Some((dtype, view)) => {
+                let StoredRows { first, step, columns } = view;
                 let stored = self.source.stored(name, shape)?;
                 let rows = stored.as_ref().map_or_else(|| shape.iter().rev().skip(1).product(), |s| s.rows);
                 if first + step * m.outputs.saturating_sub(1) >= rows {
                     return Err(Error::at(format!("tensor {name}"), "has too few rows"));
                 }
-                let codes = if wide { self.pack_codes(name, m, lying, row_len)? } else { None };
+                let codes = if wide { self.pack_codes(name, m, view, row_len)? } else { None };
                 match codes {
                     Some(packed) => packed,
-                    None if !wide && stored.is_some() => self.in_place(*dtype, m, lying, row_len)?,
+                    None if !wide && stored.is_some() => self.in_place(*dtype, m, view, row_len)?,
                     None => self.pack(wide.then_some(Width::of(*dtype)), m, &|n, out| {
                         let row = first + n * step;
                         if out.len() == row_len {
@@ -238,7 +240,7 @@ impl<'a> Packer<'a> {
                 }
             }
         };
-        if let Some((_, StoredRows { first, step, .. })) = lies.filter(|_| packed.is_packed()) {
+        if let Some((_, StoredRows { first, step, .. })) = stored_rows.filter(|_| packed.is_packed()) {
             self.source.release(name, first..first + step * m.outputs);
         }
         Ok(Linear { packed, bias, inputs: m.inputs, outputs: m.outputs, stored_bytes, makes_logits: false })
@@ -246,22 +248,16 @@ impl<'a> Packer<'a> {
 
     /// A matrix that is read in place until it is packed. It is packed at once if the source does
     /// not stay readable.
-    fn in_place(
-        &self,
-        dtype: DType,
-        m: &Matrix,
-        lying: &StoredRows,
-        row_len: usize,
-    ) -> Result<Packed, Error> {
+    fn in_place(&self, dtype: DType, m: &Matrix, view: &StoredRows, row_len: usize) -> Result<Packed, Error> {
         let weight = self.program.weight(self.program.resolve(m.weight));
         let (name, shape, source) = (weight.name.clone(), weight.shape.clone(), Arc::clone(self.source));
-        let StoredRows { first, step, columns } = lying.clone();
+        let StoredRows { first, step, columns } = view.clone();
         let bytes = dtype.row_bytes(columns.start)?..dtype.row_bytes(columns.end)?;
         let part = (columns.len() < row_len).then_some(bytes);
         let rows = FileRows { source, name, shape, first, step, part };
         let size = (m.outputs, m.inputs);
-        // Waiting for other processes is for matrices that can be read meanwhile.
-        let id = self.id(m).filter(|_| self.source.reads_in_place());
+        // Only matrices that can be read in place may wait for other processes to pack them.
+        let id = self.matrix_id(m).filter(|_| self.source.reads_in_place());
         let packed = match QuantPanels::quantized(dtype, size, rows, id.as_ref()) {
             Ok(panels) => Packed::Quant(panels),
             Err(rows) => Packed::Bf16(Bf16Panels::floats(dtype, size, rows, id)),
@@ -280,7 +276,7 @@ impl<'a> Packer<'a> {
         m: &Matrix,
         row: &(dyn Fn(usize, &mut [f32]) -> Result<(), Error> + Sync),
     ) -> Result<Packed, Error> {
-        let (size, id) = ((m.outputs, m.inputs), self.id(m));
+        let (size, id) = ((m.outputs, m.inputs), self.matrix_id(m));
         match wide {
             Some(width) => F32Panels::numbers(self.threads, size, width, id, row).map(Packed::F32),
             None => Bf16Panels::rounded(self.threads, size, id, row).map(Packed::Bf16),
@@ -288,20 +284,20 @@ impl<'a> Packer<'a> {
     }
 
     /// Packs FP8 or MXFP4 codes with their scales, without dequantization; `None` if the weight is
-    /// of another type, or the matrix begins or ends within a part of a row that has one scale.
+    /// of another type, or a column boundary separates elements of one scale.
     fn pack_codes(
         &self,
         name: &str,
         m: &Matrix,
-        lying: &StoredRows,
+        view: &StoredRows,
         row_len: usize,
     ) -> Result<Option<Packed>, Error> {
-        let (threads, size, id) = (self.threads, (m.outputs, m.inputs), self.id(m));
-        let StoredRows { first, step, columns } = lying;
-        let whole = columns.start.is_multiple_of(PART)
+        let (threads, size, id) = (self.threads, (m.outputs, m.inputs), self.matrix_id(m));
+        let StoredRows { first, step, columns } = view;
+        let is_aligned = columns.start.is_multiple_of(PART)
             && (columns.end == row_len || columns.end.is_multiple_of(PART));
         let is_scaled = |w: &Scaled<'_>| w.codes.row_len == row_len && w.block.1.is_multiple_of(PART);
-        let packed = if !whole {
+        let packed = if !is_aligned {
             return Ok(None);
         } else if let Some(w) = self.source.nibbles(name)?.filter(|w| w.row_len == row_len) {
             F32Panels::codes(threads, size, Width::Mxfp4, id, |n, lane, panel, _| {
@@ -324,7 +320,7 @@ impl<'a> Packer<'a> {
         packed.map(|packed| Some(Packed::F32(packed)))
     }
 
-    /// Packs a view that does not consist of whole stored rows or blocks, from the dequantized rows
+    /// Packs a view that does not consist of complete stored rows or blocks. Dequantizes the rows
     /// that contain the elements in `around`.
     fn pack_dense(
         &mut self,
@@ -336,21 +332,21 @@ impl<'a> Packer<'a> {
         let id = self.program.resolve(m.weight);
         let shape = &self.program.weight(id).shape;
         let row_len = shape.last().copied().unwrap_or(1).max(1);
-        if extent(m).end > shape.iter().product::<usize>() {
+        if element_range(m).end > shape.iter().product::<usize>() {
             return Err(Error::at(
                 format!("tensor {}", self.program.weight(id).name),
                 "is too small for its matrix",
             ));
         }
         let rows = around.start / row_len..around.end.div_ceil(row_len);
-        let has = |have: &Dequantized| {
+        let covers = |have: &Dequantized| {
             have.weight == id && have.rows.start <= rows.start && rows.end <= have.rows.end
         };
-        if !self.unpacked.as_ref().is_some_and(has) {
-            self.unpacked = None;
-            self.unpacked = Some(self.numbers_of_rows(id, rows)?);
+        if !self.dequantized.as_ref().is_some_and(covers) {
+            self.dequantized = None;
+            self.dequantized = Some(self.dequantize_rows(id, rows)?);
         }
-        let unpacked = self.unpacked.as_ref();
+        let unpacked = self.dequantized.as_ref();
         let (values, start) =
             unpacked.map_or((&[][..], 0), |have| (&have.values[..], have.rows.start * row_len));
         let fill = |n: usize, out: &mut [f32]| {
@@ -364,8 +360,8 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// The elements of a weight from the first to the last one of a matrix.
-fn extent(m: &Matrix) -> Range<usize> {
+/// The element range of a weight that a matrix spans, gaps between strides included.
+fn element_range(m: &Matrix) -> Range<usize> {
     let last = (m.outputs.max(1) - 1) * m.output_stride + (m.inputs.max(1) - 1) * m.input_stride;
     m.offset..m.offset + last + 1
 }

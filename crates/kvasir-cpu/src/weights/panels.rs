@@ -5,8 +5,9 @@
 //! scratch. `pack_some` packs a prefix of the panels and releases the pages behind it.
 //! Packed and on-the-fly panels have the same bytes (decision 0017).
 //!
-//! The panels are in memory of this process, or in a file that processes share (`packed_file.rs`). Of
-//! shared panels, `adopt` takes over what another process has packed, and `pack_some` packs the rest.
+//! Panels lie in private memory, or in a `PackedFile` that processes share. For shared panels,
+//! `adopt` extends the packed prefix by the panels of other processes, and `pack_some` packs the
+//! rest.
 //!
 //! Ordering: `packing` admits one packer. It writes panels `done ..` and then stores `done` with
 //! Release. Readers load `done` with Acquire and touch packed panels below it only, which are never
@@ -94,7 +95,7 @@ pub(crate) struct Panels<K> {
     rows: Box<dyn EncodedRows>,
     /// Memory of all panels, once allocated.
     packed: OnceLock<Buffer>,
-    /// Their entry in a file that processes share, which `packed` is then a part of.
+    /// Their entry in a `PackedFile`, which `packed` then maps; `None` for private panels.
     shared: Option<SharedPanels>,
     /// Length of the packed prefix, in panels; these are never written again.
     done: AtomicUsize,
@@ -110,7 +111,7 @@ const AT_ONCE: usize = 16 << 20;
 const BROUGHT: usize = 1 << 20;
 
 impl<K: PanelLayout> Panels<K> {
-    /// A matrix that is not packed yet. It is shared if it has an `id`.
+    /// A matrix that is not packed yet. With an `id`, its panels are shared if the file has room.
     pub(crate) fn unpacked(
         kind: K,
         outputs: usize,
@@ -121,14 +122,14 @@ impl<K: PanelLayout> Panels<K> {
         let (done, packing) = (AtomicUsize::new(0), Mutex::new(()));
         let brought = AtomicBool::new(false);
         let all = Self { kind, outputs, rows, packed, shared: None, done, packing, brought };
-        let Some((shared, buffer)) = id.and_then(|id| id.place(all.panels(), all.bytes())) else {
+        let Some((shared, buffer)) = id.and_then(|id| id.attach(all.panels(), all.bytes())) else {
             return all;
         };
         Self { shared: Some(shared), packed: OnceLock::from(buffer), ..all }
     }
 
-    /// A matrix packed at once, in parallel: `make` fills one panel. If it is shared and another
-    /// process has packed it, nothing is left to do. The first error of `make` is returned.
+    /// A matrix packed at once, in parallel: `make` fills one panel. Adopts the panels if another
+    /// process has packed them all. Returns the first error of `make`.
     pub(crate) fn packed(
         kind: K,
         outputs: usize,
@@ -141,7 +142,7 @@ impl<K: PanelLayout> Panels<K> {
         let fill = |all: &Self, buffer: &Buffer| {
             all.fill(buffer, threads, 0..all.panels(), &|panel, out, scratch| {
                 if let Err(why) = make(&all.kind, panel, out, scratch) {
-                    // Later panels of a failed matrix do not matter.
+                    // Only the first error is returned.
                     let _ = failed.set(why);
                 }
             });
@@ -152,7 +153,7 @@ impl<K: PanelLayout> Panels<K> {
                 if let Some(lock) = shared.lock()
                     && shared.done() < all.panels()
                 {
-                    lock.allocate(buffer, 0..all.bytes()).map_err(out_of_memory)?;
+                    lock.populate(buffer, 0..all.bytes()).map_err(out_of_memory)?;
                     fill(&all, buffer)?;
                     lock.publish(all.panels());
                 }
@@ -169,9 +170,9 @@ impl<K: PanelLayout> Panels<K> {
         Ok(all)
     }
 
-    /// Packs at least one more panel, up to about `bytes` bytes, and returns the number of bytes.
-    /// Returns 0 if all are packed, or if another process is packing. Kernels use the packed panels
-    /// from then on.
+    /// Packs or adopts at least one more panel, up to about `bytes` bytes when packing, and returns
+    /// the number of bytes. Returns 0 if all are packed, or if another process is packing. Kernels
+    /// use the packed panels from then on.
     pub(crate) fn pack_some(&self, threads: &ThreadPool, bytes: usize) -> io::Result<usize> {
         let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
         let (len, all, from) = (self.kind.panel_bytes(), self.panels(), self.done());
@@ -196,7 +197,7 @@ impl<K: PanelLayout> Panels<K> {
         let Some(buffer) = self.packed.get() else { return Ok(0) };
         let end = all.min(from + (bytes.min(AT_ONCE) / len.max(1)).max(1));
         if let Some(lock) = &lock {
-            lock.allocate(buffer, from * len..end * len)?;
+            lock.populate(buffer, from * len..end * len)?;
         }
         self.rows.lend(&mut |rows| {
             self.fill(buffer, threads, from..end, &|panel, out, scratch| {
@@ -211,7 +212,7 @@ impl<K: PanelLayout> Panels<K> {
         Ok((end - from) * len)
     }
 
-    /// Takes over the panels that other processes have packed.
+    /// Extends the packed prefix by the panels that other processes have packed.
     pub(crate) fn adopt(&self) {
         if let Some(shared) = self.shared.as_ref().filter(|_| !self.is_packed()) {
             let _packing = self.packing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +220,8 @@ impl<K: PanelLayout> Panels<K> {
         }
     }
 
-    /// Takes over packed panels up to `end`; returns their number. `packing` must be held.
+    /// Extends the packed prefix to `end`; returns the number of panels added. `packing` must be
+    /// held.
     fn adopt_up_to(&self, end: usize) -> usize {
         let from = self.done();
         if end <= from {
@@ -271,7 +273,7 @@ impl<K: PanelLayout> Panels<K> {
         (self.panels() - done) * self.kind.panel_bytes()
     }
 
-    /// Whether the panels are those of a file that processes share.
+    /// Whether the panels lie in a `PackedFile`.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared.is_some()
     }

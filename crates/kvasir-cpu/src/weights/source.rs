@@ -83,8 +83,8 @@ pub trait WeightSource: Sync {
     fn reads_in_place(&self) -> bool {
         false
     }
-    /// A hash of the weights, the same in every process; `None` if there is none. With one, processes
-    /// can share packed weights.
+    /// A hash of the weights that is equal in every process. `None` disables sharing of packed
+    /// weights.
     fn fingerprint(&self) -> Option<u64> {
         None
     }

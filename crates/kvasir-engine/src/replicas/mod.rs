@@ -5,11 +5,11 @@
 //!   session.
 //! - `router`: picks a replica per request.
 //! - `coalescer`: lets all replicas run their prefills in the same step.
-//! - `rank_load`: the load of one replica, for schedulers in front of several servers.
+//! - `rank_load`: the load of one replica, for external routers.
 //! - `status`: the operator's interface to replicas in separate processes.
 //!
-//! Pure logic over counters and hashes. Of other folders it uses the ids of `request`, and the stream of
-//! steps of `trace`.
+//! Pure logic over counters and hashes. Depends on the ids of `request` and the step stream of
+//! `trace`, and on no other folder.
 
 pub(crate) mod coalescer;
 pub(crate) mod load_order;

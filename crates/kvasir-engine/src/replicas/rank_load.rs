@@ -1,6 +1,6 @@
-//! Load of one data-parallel rank, as schedulers in front of several servers read it.
+//! Load of one data-parallel rank, for external routers (SGLang's router, llm-d).
 
-/// Load of an engine, as of its last step.
+/// Load of an engine after its last step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankLoad {
     /// Index of the engine among those of its server.

@@ -34,7 +34,8 @@ pub struct ReplicaStatus {
     pub tokens: u64,
     /// Processes of the replica that have ended or failed to start.
     pub restarts: u32,
-    /// Processes of the replica that were killed because they had requests and made no step.
+    /// Processes of the replica that were killed because they had open requests and completed no
+    /// step within the step timeout.
     pub hangs: u32,
     /// Results of its processes that were dropped: malformed, too large, repeated, or of an earlier
     /// process.
@@ -46,10 +47,10 @@ pub struct ReplicaStatus {
 /// How requests are routed to replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Routing {
-    /// The policy.
+    /// Routing policy.
     pub route: Route,
-    /// Whether the replicas record KV events. Without them, [`Route::Prefix`] does not know what
-    /// their caches hold, and routes by session and load.
+    /// Whether the replicas record KV events. Without them, [`Route::Prefix`] does not know the
+    /// contents of their caches, and routes by session and load.
     #[serde(rename = "kv_events")]
     pub has_kv_events: bool,
 }
@@ -60,10 +61,10 @@ pub trait Replicas: Send + Sync {
     fn status(&self) -> Vec<ReplicaStatus>;
     /// How requests are routed.
     fn routing(&self) -> Routing;
-    /// A live stream of a replica's steps, of all requests or of those with one client key. It
-    /// continues after the replica's process was restarted. `None` if there is no such replica, or
-    /// the fleet no longer serves.
-    fn watch_steps(&self, replica: usize, key: Option<u64>) -> Option<Box<dyn StepSource>>;
+    /// Subscribes to the live steps of a replica: with all requests, or only those of client `key`.
+    /// The stream survives restarts of the replica's process. `None` if there is no such replica,
+    /// or the fleet no longer serves.
+    fn subscribe_steps(&self, replica: usize, key: Option<u64>) -> Option<Box<dyn StepSource>>;
     /// Moves the requests of a replica to others and routes none to it until it is restarted. False
     /// if there is no such replica, or the fleet no longer serves.
     fn drain(&self, replica: usize) -> bool;

@@ -159,7 +159,8 @@ pub enum Fault {
     Constraint,
     /// The logits contained NaN or infinity.
     NotFinite,
-    /// A message about it between the server and a worker process is larger than allowed.
+    /// The request or its results exceed the maximum message size between server and worker
+    /// process.
     MessageSize,
     /// A bug: the step lacked an output, or the cache rejected a valid operation.
     Internal,

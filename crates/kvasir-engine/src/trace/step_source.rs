@@ -1,4 +1,4 @@
-//! `StepSource`: a stream of one engine's live steps, from this process or from another one.
+//! `StepSource`: a stream of the live steps of one engine, in this process or in a worker.
 
 use crate::trace::step_trace::StepTrace;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub enum StepEvent {
 
 /// A live stream of steps. Dropping it ends the stream.
 pub trait StepSource: Send {
-    /// Polls for the next event; `None` after the engine has stopped. A reader that falls behind
-    /// loses steps, and receives `Begin` before the next.
+    /// Polls for the next event; `None` after the engine has stopped. A slow reader loses steps,
+    /// and then receives `Begin` before the next step.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<StepEvent>>;
 }

@@ -262,7 +262,7 @@ fn front_of_two() -> Front {
     front
 }
 
-/// A request of a session, and the worker that gets it.
+/// Adds a request of a session. Returns the worker that receives it.
 fn place(front: &mut Front, tag: u64, session: u64) -> usize {
     let params = Params { session: Some(SessionId(session)), ..Params::default() };
     let request = Request { tag, prompt: vec![1, 2, 3], params };
@@ -276,7 +276,7 @@ fn a_request_too_large_for_a_message_ends() {
     let request = Request { tag: 7, prompt: vec![1; 9], ..Request::default() };
     front.take(Message::Add { request: Box::new(request), n: 2 }, 1);
     let WorkerMessage { message: Message::Add { request, n }, .. } = &front.sends[0] else { panic!() };
-    front.undeliverable(request.tag..request.tag + u64::from(*n), 5);
+    front.fail_oversized(request.tag..request.tag + u64::from(*n), 5);
     assert!(front.is_idle() && front.runs.is_empty());
     let ends: Vec<_> = front.outbox.events.iter().map(|event| (event.tag, event.finish)).collect();
     let end = Some(Finish::Failed(Fault::MessageSize));
@@ -295,7 +295,7 @@ fn a_fork_releases_its_targets_on_other_workers() {
     front.take(fork.clone(), 1);
     let sends: Vec<_> = front.sends.drain(..).map(|send| (send.replica, send.message)).collect();
     assert_eq!(sends, [(second, Message::EndSession(SessionId(20))), (first, fork)]);
-    // A fork of a session without K/V leaves its targets without K/V, too.
+    // The targets of a fork of a session without K/V have no K/V either.
     let fork = Message::Fork { from: SessionId(99), into: vec![SessionId(30)], at: 2 };
     front.take(fork, 1);
     let sends: Vec<_> = front.sends.drain(..).map(|send| (send.replica, send.message)).collect();

@@ -1,57 +1,58 @@
-//! [`Affinity`]: processors that only the computing threads of one rank run on.
+//! [`Affinity`]: CPU affinity that gives each rank its own processors.
 //!
-//! Ranks wait for each other many times per step, so one whose processor is shared slows all down.
+//! Ranks synchronize many times per step, so preempting one rank delays all of them.
 
 use std::io;
 
-/// The processors of a thread before it was pinned.
+/// The affinity mask of a pinned thread, and its mask before pinning.
 #[cfg(target_os = "linux")]
 pub struct Affinity {
-    all: rustix::thread::CpuSet,
-    own: rustix::thread::CpuSet,
+    original: rustix::thread::CpuSet,
+    pinned: rustix::thread::CpuSet,
 }
 
 #[cfg(target_os = "linux")]
 impl Affinity {
-    /// Pins the calling thread, and those that it starts from now on, to the processors of place
-    /// `place` of `places` with `threads` threads each. `None`, without a change, if there are too few
-    /// processors for that.
-    pub fn pin(place: usize, places: usize, threads: usize) -> io::Result<Option<Self>> {
+    /// Pins the calling thread, and threads that it starts later, to partition `index` of `count`
+    /// disjoint partitions of `threads` processors each. Returns `None` and pins nothing if there
+    /// are fewer than `count * threads` processors.
+    pub fn pin(index: usize, count: usize, threads: usize) -> io::Result<Option<Self>> {
         use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-        let all = sched_getaffinity(None)?;
-        if places.saturating_mul(threads) > all.count() as usize {
+        let original = sched_getaffinity(None)?;
+        if count.saturating_mul(threads) > original.count() as usize {
             return Ok(None);
         }
-        let mut own = CpuSet::new();
-        let allowed = (0..CpuSet::MAX_CPU).filter(|processor| all.is_set(*processor));
-        allowed.skip(place * threads).take(threads).for_each(|processor| own.set(processor));
-        sched_setaffinity(None, &own)?;
-        Ok(Some(Self { all, own }))
+        let mut pinned = CpuSet::new();
+        let allowed = (0..CpuSet::MAX_CPU).filter(|processor| original.is_set(*processor));
+        allowed.skip(index * threads).take(threads).for_each(|processor| pinned.set(processor));
+        sched_setaffinity(None, &pinned)?;
+        Ok(Some(Self { original, pinned }))
     }
 
-    /// Starts threads that are not pinned, from a pinned one.
-    pub fn unpinned<T>(&self, start: impl FnOnce() -> T) -> T {
-        // A failure leaves a thread where it is, which is slower, but not wrong.
-        let _ = rustix::thread::sched_setaffinity(None, &self.all);
+    /// Runs `start` with the original affinity, which threads that it starts inherit. Must be
+    /// called on the pinned thread.
+    pub fn run_unpinned<T>(&self, start: impl FnOnce() -> T) -> T {
+        // Affinity is an optimization, so a failure is ignored.
+        let _ = rustix::thread::sched_setaffinity(None, &self.original);
         let result = start();
-        let _ = rustix::thread::sched_setaffinity(None, &self.own);
+        let _ = rustix::thread::sched_setaffinity(None, &self.pinned);
         result
     }
 }
 
-/// Ranks exist on Linux only.
+/// Ranks require Linux; other systems pin no thread.
 #[cfg(not(target_os = "linux"))]
 pub struct Affinity;
 
 #[cfg(not(target_os = "linux"))]
 impl Affinity {
-    /// Pins no thread.
-    pub fn pin(_place: usize, _places: usize, _threads: usize) -> io::Result<Option<Self>> {
+    /// Returns `None`.
+    pub fn pin(_index: usize, _count: usize, _threads: usize) -> io::Result<Option<Self>> {
         Ok(None)
     }
 
-    /// Starts threads.
-    pub fn unpinned<T>(&self, start: impl FnOnce() -> T) -> T {
+    /// Runs `start`.
+    pub fn run_unpinned<T>(&self, start: impl FnOnce() -> T) -> T {
         start()
     }
 }

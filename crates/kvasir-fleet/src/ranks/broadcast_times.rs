@@ -1,9 +1,12 @@
-//! Measures how long a step takes from rank 0 to another rank.
+//! [`BroadcastBench`]: benchmark of the step broadcast from rank 0 to another rank.
+//!
+//! The latency covers encoding, the ring and decoding. The reader is a thread with its own mapping
+//! of the shared memory.
 
 use crate::monotonic;
 use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::member::Member;
-use crate::ranks::step_broadcast::{STEPS, StepBroadcast};
+use crate::ranks::step_broadcast::{STEP_RING, StepBroadcast};
 use crate::ranks::step_words::decode;
 use kvasir_exec::{BatchRow, RankControl, RowKind, Step, StepError};
 use kvasir_kv::{CacheConfig, CacheError, CacheKind, ClaimRow, Span, StepId, build};
@@ -16,30 +19,30 @@ use std::{
     thread,
 };
 
-/// Steps between the first and the first that is measured.
+/// Broadcasts before the first measured one.
 const WARM_UP: usize = 100;
-/// Slots per block of the step's cache.
+/// Slots per block of the paged KV cache.
 const BLOCK: u32 = 16;
 
-/// A decode step that is broadcast again and again.
+/// Parameters of the benchmark: the decode step and the number of broadcasts.
 #[derive(Clone, Copy, Debug)]
 pub struct BroadcastBench {
-    /// Sequences of the step.
+    /// Sequences in the decode step.
     pub rows: u32,
-    /// Tokens of each sequence.
+    /// Tokens per sequence.
     pub context: u32,
-    /// Measured broadcasts.
+    /// Number of measured broadcasts.
     pub repetitions: usize,
 }
 
 /// Why a broadcast cannot be measured.
 #[derive(Debug)]
-#[allow(missing_docs)] // the variants: see their messages
+#[allow(missing_docs)] // `Display` documents the variants
 pub enum BroadcastError {
     Io(io::Error),
     Cache(CacheError),
     Step(StepError),
-    Garbled(String),
+    Corrupt(String),
 }
 
 impl fmt::Display for BroadcastError {
@@ -48,7 +51,7 @@ impl fmt::Display for BroadcastError {
             Self::Io(error) => write!(f, "shared memory: {error}"),
             Self::Cache(error) => write!(f, "the step cannot be planned: {error}"),
             Self::Step(error) => write!(f, "the step cannot be sent: {error}"),
-            Self::Garbled(why) => write!(f, "the step was received garbled: {why}"),
+            Self::Corrupt(why) => write!(f, "the received step is corrupt: {why}"),
         }
     }
 }
@@ -56,8 +59,11 @@ impl fmt::Display for BroadcastError {
 impl std::error::Error for BroadcastError {}
 
 impl BroadcastBench {
-    /// Nanoseconds from the call that sends the step until it is decoded on another thread, which has
-    /// mapped the shared memory by itself as a rank does; one per repetition. And the bytes of the step.
+    /// Returns the latency of each repetition in nanoseconds, and the size of the encoded step in
+    /// bytes.
+    ///
+    /// # Errors
+    /// The shared memory cannot be created, or the step cannot be planned, sent or decoded.
     pub fn run(&self) -> Result<(Vec<u64>, usize), BroadcastError> {
         let step = self.step().map_err(BroadcastError::Cache)?;
         let (member, memory) = Member::create(2).map_err(BroadcastError::Io)?;
@@ -65,11 +71,12 @@ impl BroadcastBench {
         let count = self.repetitions + WARM_UP;
         let (received_to, received) = mpsc::channel();
         let reading = thread::spawn(move || {
-            let (mut ring, mut words, mut step) = (BroadcastRing::new(STEPS), Vec::new(), Step::default());
+            let (mut ring, mut words, mut step) =
+                (BroadcastRing::new(STEP_RING), Vec::new(), Step::default());
             for _ in 0..count {
                 ring.read(&reader.endpoint, &mut words).map_err(|error| error.to_string())?;
                 decode(&words, &mut step)?;
-                // Fails only if the measuring thread has ended.
+                // The channel is closed only if the measuring thread has ended.
                 let _ = received_to.send((monotonic::now(), words.len() * 4));
             }
             Ok::<_, String>(())
@@ -78,8 +85,8 @@ impl BroadcastBench {
         let (mut times, mut bytes) = (Vec::new(), 0);
         'measured: for _ in 0..count {
             let sent = monotonic::now();
-            broadcast.begin(&step).map_err(BroadcastError::Step)?;
-            // Both sides poll: a thread that sleeps here would let the other one fall asleep.
+            broadcast.begin_step(&step).map_err(BroadcastError::Step)?;
+            // Polls, so that the next broadcast starts before the reader goes to sleep.
             let (at, size) = loop {
                 match received.try_recv() {
                     Ok(measured) => break measured,
@@ -92,18 +99,18 @@ impl BroadcastBench {
         }
         match reading.join() {
             Ok(Ok(())) => Ok((times.split_off(WARM_UP.min(times.len())), bytes)),
-            Ok(Err(why)) => Err(BroadcastError::Garbled(why)),
-            Err(_) => Err(BroadcastError::Garbled("the reading thread has panicked".into())),
+            Ok(Err(why)) => Err(BroadcastError::Corrupt(why)),
+            Err(_) => Err(BroadcastError::Corrupt("the reading thread has panicked".into())),
         }
     }
 
-    /// A decode step over a paged cache.
+    /// Plans a decode step over a paged KV cache.
     fn step(&self) -> Result<Step, CacheError> {
-        let each = self.context.next_multiple_of(BLOCK);
+        let slots_per_sequence = self.context.next_multiple_of(BLOCK);
         let config = CacheConfig {
             max_sequences: self.rows,
             block_size: BLOCK,
-            ..CacheConfig::new(self.rows.saturating_mul(each))
+            ..CacheConfig::new(self.rows.saturating_mul(slots_per_sequence))
         };
         let mut cache = build(CacheKind::Paged, &config)?;
         let mut step = Step::default();

@@ -1,15 +1,22 @@
-//! Control by requests: every rank runs an engine of its own, on the inputs of rank 0's.
+//! [`CommandLog`] and [`CommandReplay`]: state machine replication of the engine.
 //!
-//! An engine is deterministic but for three inputs: its messages, with the points at which it finds none;
-//! the time; and the results of its steps. Rank 0 writes all three down, and the other ranks read them
-//! instead: [`CommandLog`] writes messages and times to the ring of commands, from which [`Commands`]
-//! reads them; results are in the ring of steps (`step_hashes`). So all engines schedule the same steps.
+//! With `--rank-control requests` every rank runs its own engine. An engine is deterministic given
+//! three inputs:
+//!
+//! 1. its inbox: each message, and each time that the inbox is empty or closed;
+//! 2. its clock;
+//! 3. the results of its steps.
+//!
+//! [`CommandLog`] is rank 0's log of inbox and clock in the command ring. [`CommandReplay`] is the
+//! inbox and clock of every other rank, which read that log. Results travel in the step ring
+//! (`step_hashes`). So all engines schedule the same steps. A rank whose reads do not match the log
+//! exits.
 
 use crate::constraint_builds::BuildConstraint;
 use crate::monotonic;
 use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::member::Member;
-use crate::ranks::packed_bytes::{pack, unpack};
+use crate::ranks::packed_bytes::{decode_bytes, encode_bytes};
 use kvasir_engine::{Inbox, Message, Nanos};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -21,29 +28,29 @@ use std::{
     time::Duration,
 };
 
-/// Number of the ring of commands.
-const COMMANDS: usize = 1;
+/// Index of the command ring.
+const COMMAND_RING: usize = 1;
 
-/// Kinds of records in the ring of commands.
+/// Record kinds of the command ring.
 mod record {
     /// Words: the time in nanoseconds, low and high.
     pub(super) const TIME: u32 = 1;
     /// The inbox was empty.
-    pub(super) const NOTHING: u32 = 2;
+    pub(super) const EMPTY: u32 = 2;
     /// The inbox has no senders.
     pub(super) const CLOSED: u32 = 3;
-    /// Words: the length in bytes, and an encoded `Received`.
+    /// Words: the length in bytes, and an encoded `LoggedMessage`.
     pub(super) const MESSAGE: u32 = 4;
 }
 
-/// A message, with the recipe of the constraint if it adds a constrained request.
+/// A message, and the recipe from which other ranks build the constraint of an added request.
 #[derive(Serialize, Deserialize)]
-struct Received {
+struct LoggedMessage {
     message: Message,
     recipe: Option<String>,
 }
 
-/// Rank 0's end of the ring of commands. Clones share it.
+/// The writer of the command ring, on rank 0. Clones share the ring.
 #[derive(Clone)]
 pub struct CommandLog {
     member: Arc<Member>,
@@ -51,18 +58,18 @@ pub struct CommandLog {
 }
 
 impl CommandLog {
-    /// The log of rank 0, which `member` must be. A group has one.
+    /// The log of a group. `member` must be rank 0; a group must have one log.
     pub fn new(member: Arc<Member>) -> Self {
-        Self { member, ring: Arc::new(Mutex::new(BroadcastRing::new(COMMANDS))) }
+        Self { member, ring: Arc::new(Mutex::new(BroadcastRing::new(COMMAND_RING))) }
     }
 
-    /// Writes a record. The loss of a rank is reported by the next step.
+    /// Writes a record. Errors are dropped: a lost rank fails the next step.
     fn write(&self, kind: u32, words: &[u32]) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = ring.write(&self.member.endpoint, kind, words);
     }
 
-    /// The machine's monotonic clock; each reading is logged.
+    /// A monotonic clock that logs each reading.
     pub(crate) fn clock(&self) -> impl FnMut() -> Nanos + Send + use<> {
         let log = self.clone();
         move || {
@@ -72,19 +79,19 @@ impl CommandLog {
         }
     }
 
-    /// An inbox whose messages are logged, and that it was empty.
-    pub(crate) fn inbox<'a>(&self, inbox: &'a Receiver<Message>) -> RecordedInbox<'a> {
-        RecordedInbox { log: self.clone(), inbox }
+    /// Wraps `inbox`; logs each message, and each time that it is empty or closed.
+    pub(crate) fn inbox<'a>(&self, inbox: &'a Receiver<Message>) -> LoggedInbox<'a> {
+        LoggedInbox { log: self.clone(), inbox }
     }
 }
 
-/// The inbox of rank 0's engine.
-pub(crate) struct RecordedInbox<'a> {
+/// The inbox of rank 0's engine, which logs what it returns.
+pub(crate) struct LoggedInbox<'a> {
     log: CommandLog,
     inbox: &'a Receiver<Message>,
 }
 
-impl Inbox for RecordedInbox<'_> {
+impl Inbox for LoggedInbox<'_> {
     fn receive(&mut self, timeout: Option<Duration>) -> Result<Message, RecvTimeoutError> {
         let received = self.inbox.receive(timeout);
         match &received {
@@ -94,81 +101,87 @@ impl Inbox for RecordedInbox<'_> {
                     _ => None,
                 };
                 let recipe = constraint.and_then(|constraint| constraint.recipe());
-                let received = Received { message: message.clone(), recipe };
-                // Messages came from a socket in the same encoding.
+                let received = LoggedMessage { message: message.clone(), recipe };
+                // Encoding cannot fail: messages were decoded from this encoding.
                 let bytes = rmp_serde::to_vec_named(&received).unwrap_or_default();
                 let mut words = Vec::new();
-                pack(&bytes, &mut words);
+                encode_bytes(&bytes, &mut words);
                 self.log.write(record::MESSAGE, &words);
             }
-            Err(RecvTimeoutError::Timeout) => self.log.write(record::NOTHING, &[]),
+            Err(RecvTimeoutError::Timeout) => self.log.write(record::EMPTY, &[]),
             Err(RecvTimeoutError::Disconnected) => self.log.write(record::CLOSED, &[]),
         }
         received
     }
 }
 
-/// Another rank's end of the ring of commands: an inbox and a clock that repeat what rank 0 had.
-pub(crate) struct Commands {
-    reader: Arc<Mutex<Reader>>,
+/// A reader of the command ring: replays the inbox and the clock of rank 0.
+pub(crate) struct CommandReplay {
+    reader: Arc<Mutex<CommandReader>>,
     build: BuildConstraint,
 }
 
-struct Reader {
+struct CommandReader {
     member: Arc<Member>,
     ring: BroadcastRing,
     words: Vec<u32>,
 }
 
-impl Reader {
-    /// Reads the next record. Without one, or after a divergence, the process ends.
+impl CommandReader {
+    /// Reads the next record and returns its kind. Exits the process on an error.
     fn next(&mut self) -> u32 {
         let read = self.ring.read(&self.member.endpoint, &mut self.words);
-        read.unwrap_or_else(|error| self.end(&error.to_string()))
+        read.unwrap_or_else(|error| self.exit(&error.to_string()))
     }
 
-    fn end(&self, why: &str) -> ! {
+    fn exit(&self, why: &str) -> ! {
         eprintln!("kvasir: rank {}: {why}", self.member.rank());
         process::exit(1);
     }
 }
 
-impl Commands {
-    /// The commands of rank 0 for the rank of `member`. `build` builds constraints.
+impl CommandReplay {
+    /// The replay on the rank of `member`. `build` builds constraints from recipes.
     pub(crate) fn new(member: Arc<Member>, build: BuildConstraint) -> Self {
-        let reader = Reader { member, ring: BroadcastRing::new(COMMANDS), words: Vec::new() };
+        let reader = CommandReader { member, ring: BroadcastRing::new(COMMAND_RING), words: Vec::new() };
         Self { reader: Arc::new(Mutex::new(reader)), build }
     }
 
-    /// The readings of rank 0's clock.
+    /// A clock that replays the readings of rank 0.
     pub(crate) fn clock(&self) -> impl FnMut() -> Nanos + Send + use<> {
         let reader = Arc::clone(&self.reader);
         move || {
             let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
             match (reader.next(), &reader.words[..]) {
                 (record::TIME, [low, high]) => Nanos::from(*low) | Nanos::from(*high) << 32,
-                (kind, _) => reader.end(&format!("diverges: it reads the clock, rank 0's record is {kind}")),
+                (kind, _) => reader.exit(&format!(
+                    "diverges from rank 0: it reads the clock, but the next record has kind `{kind}`"
+                )),
             }
         }
     }
 }
 
-impl Inbox for Commands {
+impl Inbox for CommandReplay {
     fn receive(&mut self, _timeout: Option<Duration>) -> Result<Message, RecvTimeoutError> {
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         match reader.next() {
-            record::NOTHING => return Err(RecvTimeoutError::Timeout),
+            record::EMPTY => return Err(RecvTimeoutError::Timeout),
             record::CLOSED => return Err(RecvTimeoutError::Disconnected),
             record::MESSAGE => {}
-            kind => reader.end(&format!("diverges: it reads its inbox, rank 0's record is {kind}")),
+            kind => reader.exit(&format!(
+                "diverges from rank 0: it reads its inbox, but the next record has kind `{kind}`"
+            )),
         }
-        let bytes = unpack(&reader.words);
-        let received = bytes.and_then(|bytes| rmp_serde::from_slice::<Received>(&bytes).ok());
-        let Some(Received { mut message, recipe }) = received else { reader.end("a message is garbled") };
+        let bytes = decode_bytes(&reader.words);
+        let received = bytes.and_then(|bytes| rmp_serde::from_slice::<LoggedMessage>(&bytes).ok());
+        let Some(LoggedMessage { mut message, recipe }) = received else {
+            reader.exit("a message of rank 0 cannot be decoded")
+        };
         if let (Message::Add { request, .. }, Some(recipe)) = (&mut message, recipe) {
             match (self.build)(&recipe, &request.prompt, &Arc::default()) {
                 Some(constraint) => request.params.constraint = constraint,
-                None => reader.end("a constraint cannot be built that rank 0 has built"),
+                None => reader.exit("cannot build a constraint that rank 0 has built"),
             }
         }
         Ok(message)

@@ -1,39 +1,45 @@
-//! Collectives over shared memory: sums and concatenations of what each rank contributes.
+//! [`Contributions`]: all-reduce and all-gather over shared memory, double-buffered.
 //!
-//! A contribution is exchanged in *pieces* of limited size. Each rank has room for two, and counts the
-//! pieces that it has published. Piece `n` of a rank:
+//! A collective exchanges its data in *chunks* of limited size (as NCCL does). Each rank has two
+//! chunk buffers and publishes the number of chunks that it has written. For chunk `n`, a rank:
 //!
-//! 1. The rank waits until every other one has published `n` pieces, which is so after a full exchange.
-//! 2. It writes the piece to room `n % 2`, with a header, and publishes the count `n + 1`.
-//! 3. It waits for each rank, in rank order, to have published `n + 1` pieces, and reads its piece `n`.
+//! 1. waits until every other rank has published `n` chunks; true at once after a complete
+//!    exchange;
+//! 2. writes header and data to its buffer `n % 2`, and publishes `n + 1`;
+//! 3. for each rank in rank order: waits until it has published `n + 1` chunks, and reads its chunk
+//!    `n`.
 //!
-//! A room is free when it is written: piece `n` replaces piece `n - 2`, and a rank that has published `n`
-//! pieces has read all pieces before its last one, `n - 1`.
+//! Invariant: no buffer is overwritten while it is read. Chunk `n` overwrites chunk `n - 2`, and a
+//! rank that has published `n` chunks has finished reading all chunks up to `n - 2`.
 //!
-//! Every rank accumulates in rank order, so all get the same bits. The header says which step, which
-//! collective of the step, what kind and how long; ranks that differ are out of step, and fail. A rank
-//! that cannot run a step publishes a piece that says so in place of its first one (*abort*).
+//! Every rank accumulates in rank order, so all get the same bits. The header holds step, index of
+//! the collective in the step, kind and length. Ranks whose headers differ are out of step, which
+//! is an error. A rank that cannot run a step publishes an *abort* header as its first chunk.
+//!
+//! `loom/` checks the protocol; `tests` compares the bits with
+//! [`ThreadRank`](kvasir_exec::ThreadRank).
 
 use crate::ranks::endpoint::Endpoint;
-use crate::ranks::layout::{Layout, PIECE_HEADER};
+use crate::ranks::layout::{CHUNK_HEADER_WORDS, Layout};
 use crate::ranks::ring_error::RingError;
 use crate::ranks::sync::{AtomicBool, AtomicU32, Ordering};
 
-/// What the ranks do with their contributions.
+/// The kind of a collective, as in the chunk header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Kind {
-    Sum = 1,
-    Join = 2,
-    Aborted = 3,
+    AllReduce = 1,
+    AllGather = 2,
+    Abort = 3,
 }
 
-/// The collectives of one rank. One thread at a time calls them.
+/// The collectives of one rank. Only one thread at a time may call them.
 pub(crate) struct Contributions {
-    /// Pieces exchanged so far.
-    pieces: AtomicU32,
-    /// The step that runs, and the collectives that it has called.
+    /// Chunks published so far.
+    chunks: AtomicU32,
+    /// Number of the running step.
     step: AtomicU32,
+    /// Collectives called in the step.
     calls: AtomicU32,
     /// Whether another rank has aborted the step.
     aborted: AtomicBool,
@@ -41,11 +47,11 @@ pub(crate) struct Contributions {
 
 impl Contributions {
     pub(crate) fn new() -> Self {
-        let (pieces, step, calls) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
-        Self { pieces, step, calls, aborted: AtomicBool::new(false) }
+        let (chunks, step, calls) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
+        Self { chunks, step, calls, aborted: AtomicBool::new(false) }
     }
 
-    /// Begins the next step, and returns its number.
+    /// Begins the next step and returns its number.
     pub(crate) fn begin_step(&self) -> u32 {
         self.calls.store(0, Ordering::Relaxed);
         self.aborted.store(false, Ordering::Relaxed);
@@ -55,7 +61,7 @@ impl Contributions {
     }
 
     /// Whether the step has called a collective.
-    pub(crate) fn has_begun(&self) -> bool {
+    pub(crate) fn has_called_collective(&self) -> bool {
         self.calls.load(Ordering::Relaxed) > 0
     }
 
@@ -64,50 +70,52 @@ impl Contributions {
         self.aborted.load(Ordering::Relaxed)
     }
 
-    /// Aborts the step before its first collective: the others stop at theirs.
+    /// Aborts the step before its first collective, where every other rank then fails with
+    /// [`RingError::Aborted`].
     pub(crate) fn abort(&self, endpoint: &Endpoint) -> Result<(), RingError> {
-        let call = self.begin_call(Kind::Aborted, 0);
-        self.contribute(endpoint, &call, &[]).map(drop)
+        let call = self.begin_call(Kind::Abort, 0);
+        self.publish_chunk(endpoint, &call, &[]).map(drop)
     }
 
     /// Replaces `rows` by the sum over all ranks, accumulated in rank order from 0.
-    pub(crate) fn sum(&self, endpoint: &Endpoint, rows: &mut [f32]) -> Result<(), RingError> {
-        let call = self.begin_call(Kind::Sum, rows.len());
-        for part in rows.chunks_mut(endpoint.layout.piece) {
-            let piece = self.contribute(endpoint, &call, part)?;
+    pub(crate) fn all_reduce(&self, endpoint: &Endpoint, rows: &mut [f32]) -> Result<(), RingError> {
+        let call = self.begin_call(Kind::AllReduce, rows.len());
+        for part in rows.chunks_mut(endpoint.layout.chunk_words) {
+            let chunk = self.publish_chunk(endpoint, &call, part)?;
             part.fill(0.0);
             for rank in 0..endpoint.layout.ranks {
-                let at = self.receive(endpoint, &call, piece, rank)?;
-                // SAFETY: the piece is published, and stays until this rank has published its next.
-                unsafe { endpoint.memory.add(at, part) };
+                let at = self.receive_chunk(endpoint, &call, chunk, rank)?;
+                // SAFETY: the chunk is published, and not overwritten before this rank's next
+                // chunk.
+                unsafe { endpoint.memory.add_f32(at, part) };
             }
         }
         Ok(())
     }
 
-    /// Concatenates the ranks' rows of `width` numbers in rank order.
-    pub(crate) fn join(
+    /// Concatenates the ranks' rows of `width` values in rank order.
+    pub(crate) fn all_gather(
         &self,
         endpoint: &Endpoint,
         rows: &[f32],
         width: usize,
         all: &mut [f32],
     ) -> Result<(), RingError> {
-        let call = self.begin_call(Kind::Join, rows.len());
+        let call = self.begin_call(Kind::AllGather, rows.len());
         let (width, ranks) = (width.max(1), endpoint.layout.ranks);
-        for (number, part) in rows.chunks(endpoint.layout.piece).enumerate() {
-            let start = number * endpoint.layout.piece;
-            let piece = self.contribute(endpoint, &call, part)?;
+        for (index, part) in rows.chunks(endpoint.layout.chunk_words).enumerate() {
+            let start = index * endpoint.layout.chunk_words;
+            let chunk = self.publish_chunk(endpoint, &call, part)?;
             for rank in 0..ranks {
-                let at = self.receive(endpoint, &call, piece, rank)?;
+                let at = self.receive_chunk(endpoint, &call, chunk, rank)?;
                 let mut done = 0;
                 while done < part.len() {
                     let (row, column) = ((start + done) / width, (start + done) % width);
                     let count = (width - column).min(part.len() - done);
                     let to = (row * ranks + rank) * width + column;
                     let Some(into) = all.get_mut(to..to + count) else { break };
-                    // SAFETY: as in `sum`.
-                    unsafe { endpoint.memory.read_numbers(at + done, into) };
+                    // SAFETY: as in `all_reduce`.
+                    unsafe { endpoint.memory.read_f32(at + done, into) };
                     done += count;
                 }
             }
@@ -115,71 +123,73 @@ impl Contributions {
         Ok(())
     }
 
-    /// The header of the pieces of the next collective.
-    fn begin_call(&self, kind: Kind, length: usize) -> [u32; PIECE_HEADER] {
+    /// Begins a collective and returns the header of its chunks.
+    fn begin_call(&self, kind: Kind, length: usize) -> [u32; CHUNK_HEADER_WORDS] {
         let call = self.calls.load(Ordering::Relaxed);
         self.calls.store(call.wrapping_add(1), Ordering::Relaxed);
         [self.step.load(Ordering::Relaxed), call, kind as u32, length as u32]
     }
 
-    /// Publishes a piece of this rank, and returns its number.
-    fn contribute(
+    /// Publishes this rank's next chunk and returns its index.
+    fn publish_chunk(
         &self,
         endpoint: &Endpoint,
-        call: &[u32; PIECE_HEADER],
-        numbers: &[f32],
+        call: &[u32; CHUNK_HEADER_WORDS],
+        values: &[f32],
     ) -> Result<u32, RingError> {
-        let piece = self.pieces.load(Ordering::Relaxed);
+        let chunk = self.chunks.load(Ordering::Relaxed);
         for rank in endpoint.others() {
-            self.wait_for(endpoint, rank, piece, 0)?;
+            self.wait_for(endpoint, rank, chunk, 0)?;
         }
-        // SAFETY: all others have read what is in this room; see the module's page.
+        // SAFETY: all other ranks have read this buffer; see the module's invariant.
         unsafe {
-            endpoint.memory.write(endpoint.layout.piece(endpoint.rank, piece), call);
-            endpoint.memory.write_numbers(endpoint.layout.numbers(endpoint.rank, piece), numbers);
+            endpoint.memory.write(endpoint.layout.chunk(endpoint.rank, chunk), call);
+            endpoint.memory.write_f32(endpoint.layout.chunk_data(endpoint.rank, chunk), values);
         }
-        self.pieces.store(piece.wrapping_add(1), Ordering::Relaxed);
-        endpoint.publish(Layout::pieces(endpoint.rank), piece.wrapping_add(1), endpoint.others());
-        Ok(piece)
+        self.chunks.store(chunk.wrapping_add(1), Ordering::Relaxed);
+        endpoint.publish(Layout::chunks(endpoint.rank), chunk.wrapping_add(1), endpoint.others());
+        Ok(chunk)
     }
 
-    /// Waits until a rank has published `piece + more` pieces.
-    fn wait_for(&self, endpoint: &Endpoint, rank: usize, piece: u32, more: u32) -> Result<(), RingError> {
+    /// Waits until a rank has published `chunk + more` chunks.
+    fn wait_for(&self, endpoint: &Endpoint, rank: usize, chunk: u32, more: u32) -> Result<(), RingError> {
         endpoint.wait(|| {
-            let ahead = endpoint.load(Layout::pieces(rank)).wrapping_sub(piece) as i32;
+            let ahead = endpoint.load(Layout::chunks(rank)).wrapping_sub(chunk) as i32;
             match ahead {
                 _ if ahead >= more as i32 && ahead <= 2 => Some(Ok(())),
                 -1..=2 => None,
                 _ => {
-                    let why = format!("its collectives are {ahead} ahead");
-                    Some(Err(RingError::Garbled { rank, why }))
+                    let why = format!("it is {ahead} chunks ahead");
+                    Some(Err(RingError::OutOfStep { rank, why }))
                 }
             }
         })?
     }
 
-    /// Waits for a rank's piece and checks its header. Returns where its numbers are.
-    fn receive(
+    /// Waits for a rank's chunk and checks its header. Returns the first word of its data.
+    fn receive_chunk(
         &self,
         endpoint: &Endpoint,
-        call: &[u32; PIECE_HEADER],
-        piece: u32,
+        call: &[u32; CHUNK_HEADER_WORDS],
+        chunk: u32,
         rank: usize,
     ) -> Result<usize, RingError> {
-        self.wait_for(endpoint, rank, piece, 1)?;
-        let mut header = [0; PIECE_HEADER];
-        // SAFETY: as in `sum`.
-        unsafe { endpoint.memory.read(endpoint.layout.piece(rank, piece), &mut header) };
-        let [step, number, kind, _] = header;
+        self.wait_for(endpoint, rank, chunk, 1)?;
+        let mut header = [0; CHUNK_HEADER_WORDS];
+        // SAFETY: as in `all_reduce`.
+        unsafe { endpoint.memory.read(endpoint.layout.chunk(rank, chunk), &mut header) };
+        let [step, index, kind, _] = header;
         if header == *call {
-            return Ok(endpoint.layout.numbers(rank, piece));
+            return Ok(endpoint.layout.chunk_data(rank, chunk));
         }
-        Err(if kind == Kind::Aborted as u32 && (step, number) == (call[0], 0) {
+        Err(if kind == Kind::Abort as u32 && (step, index) == (call[0], 0) {
             self.aborted.store(true, Ordering::Relaxed);
             RingError::Aborted(rank)
         } else {
-            let why = format!("its collective is {header:?} (step, number, kind, length), not {call:?}");
-            RingError::Garbled { rank, why }
+            let why = format!(
+                "its chunk header (step, collective, kind, length) is `{header:?}`, expected `{call:?}`"
+            );
+            RingError::OutOfStep { rank, why }
         })
     }
 }

@@ -1,20 +1,20 @@
-//! [`Endpoint`]: one rank's access to the shared memory of its group, and how it waits for the others.
+//! [`Endpoint`]: one rank's access to the shared memory of its group: publish and wait.
 //!
-//! A rank that waits polls some thousand times, then yields, then sleeps on its *doorbell*, a futex.
-//! Whatever another rank publishes is a counter on a cache line of its own.
+//! A rank publishes by storing a counter on a cache line of its own. A waiting rank polls [`SPINS`]
+//! times, then yields [`YIELDS`] times, then sleeps on its *doorbell*, a futex.
 //!
-//! Ordering. Data is written before its counter is stored (`Release`) and read after the counter was
-//! loaded (`Acquire`). No wake-up is lost:
+//! Ordering: data is written before its counter is stored (`Release`), and read after the counter
+//! is loaded (`Acquire`). No wake-up is lost:
 //!
-//! - *Waiter*: add 1 to `sleepers`; `fence(SeqCst)`; read the doorbell; check the counters; sleep if
-//!   the doorbell is unchanged; repeat from reading the doorbell.
+//! - *Waiter*: add 1 to `sleepers`; `fence(SeqCst)`; read the doorbell; check the counters; sleep
+//!   if the doorbell is unchanged; repeat from reading the doorbell.
 //! - *Publisher*: store the counter; `fence(SeqCst)`; read `sleepers`; if it is not 0, add 1 to the
 //!   doorbell and wake its sleepers.
 //!
-//! If the publisher's fence comes first, the waiter's check sees the counter. Otherwise the publisher
-//! sees the sleeper and changes the doorbell: before the waiter reads it, and then the check sees the
-//! counter, or after, and then the waiter does not sleep. The loss of a rank rings every doorbell
-//! unconditionally. `loom/` explores the interleavings.
+//! If the publisher's fence comes first, the waiter's check sees the counter. Otherwise the
+//! publisher sees the sleeper and increments the doorbell. If that happens before the waiter reads
+//! the doorbell, the check sees the counter; if after, the futex does not sleep. `mark_lost` rings
+//! every doorbell unconditionally. `loom/` explores the interleavings.
 
 use crate::ranks::layout::Layout;
 use crate::ranks::memory::SharedMemory;
@@ -33,12 +33,12 @@ impl Endpoint {
         Self { memory, layout, rank }
     }
 
-    /// Reads a counter, and what was written before it.
+    /// Loads the counter of a line; data written before it was published is then visible.
     pub(crate) fn load(&self, line: usize) -> u32 {
         self.memory.word(line).load(Ordering::Acquire)
     }
 
-    /// Publishes a counter of this rank, and wakes `others` if they sleep.
+    /// Publishes a counter of this rank, and wakes those of `others` that sleep.
     pub(crate) fn publish(&self, line: usize, value: u32, others: impl Iterator<Item = usize>) {
         self.memory.word(line).store(value, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -55,23 +55,23 @@ impl Endpoint {
         doorbell.wake();
     }
 
-    /// Records that a rank is lost, which ends every wait in the group.
-    pub(crate) fn lose(&self, rank: usize) {
+    /// Marks a rank as lost: every wait in the group then fails. Only the first loss is recorded.
+    pub(crate) fn mark_lost(&self, rank: usize) {
         let lost = self.memory.word(Layout::LOST);
         let _ = lost.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Acquire);
         (0..self.layout.ranks).for_each(|rank| self.wake(rank));
     }
 
-    /// The rank that the group has lost, if any.
-    pub(crate) fn lost(&self) -> Option<usize> {
+    /// The first rank that was marked as lost.
+    pub(crate) fn lost_rank(&self) -> Option<usize> {
         (self.load(Layout::LOST) as usize).checked_sub(1)
     }
 
-    /// Waits until `check` returns a value, or a rank is lost.
+    /// Blocks until `check` returns a value. Fails if a rank is lost.
     pub(crate) fn wait<T>(&self, mut check: impl FnMut() -> Option<T>) -> Result<T, RingError> {
         let mut checked = || match check() {
             Some(value) => Some(Ok(value)),
-            None => self.lost().map(|rank| Err(RingError::Lost(rank))),
+            None => self.lost_rank().map(|rank| Err(RingError::Lost(rank))),
         };
         for poll in 0..SPINS + YIELDS {
             if let Some(result) = checked() {

@@ -1,17 +1,22 @@
-//! A rank other than 0: starts, follows the steps of rank 0, and ends with it.
+//! [`RankProcess`]: the process of a rank other than 0.
 //!
-//! Standard input is the shared memory of the group, standard output a socket to rank 0. The process
-//! exits when that socket is closed, so no rank outlives its engine, however that ends. It ignores
-//! signals to terminate, because the front handles them and lets running answers end.
+//! 1. `connect`: maps the shared memory (inherited as stdin) and sends `Hello` to rank 0 over the
+//!    socket (inherited as stdout).
+//! 2. `wait_for_start`: receives the size of the KV cache.
+//! 3. `ready`, then `follow` (executes the steps of rank 0) or `serve` (runs a replicated engine).
+//!
+//! From 2 on the process exits when the socket is closed, so no rank outlives rank 0, even if that
+//! is killed. From 3 on it ignores termination signals: the front handles them and drains running
+//! requests.
 
 use crate::constraint_builds::BuildConstraint;
 use crate::message::Identity;
 use crate::ranks::broadcast_ring::BroadcastRing;
-use crate::ranks::command_log::Commands;
+use crate::ranks::command_log::CommandReplay;
 use crate::ranks::member::Member;
-use crate::ranks::rank_message::{FromRank, PROTOCOL, ToRank, receive, send, wait_for_end};
+use crate::ranks::rank_message::{FromRank, PROTOCOL, ToRank, receive, send, wait_for_close};
 use crate::ranks::ring_error::RingError;
-use crate::ranks::step_broadcast::{STEPS, record};
+use crate::ranks::step_broadcast::{STEP_RING, record};
 use crate::ranks::step_words::decode;
 use kvasir_engine::{Engine, Exit};
 use kvasir_exec::{Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
@@ -26,11 +31,11 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Which rank a process is.
+/// Configuration of the process of one rank.
 pub struct RankConfig {
-    /// Number of the rank, from 1.
+    /// Index of the rank, from 1.
     pub rank: usize,
-    /// Number of ranks.
+    /// Number of ranks, with rank 0.
     pub ranks: usize,
     /// Version, model and options, which rank 0 checks.
     pub identity: Identity,
@@ -39,11 +44,11 @@ pub struct RankConfig {
 /// Why a rank has ended.
 #[derive(Debug)]
 pub enum RankError {
-    /// The shared memory, the socket or a thread is not usable.
+    /// The shared memory, the socket or a thread cannot be used.
     Io(io::Error),
-    /// Rank 0 has ended, or a record of it is garbled.
+    /// A rank has ended, or a record of rank 0 is corrupt.
     Ring(String),
-    /// A step failed here that rank 0 runs.
+    /// A step of rank 0 failed on this rank.
     Step(StepError),
 }
 
@@ -78,7 +83,7 @@ pub struct RankProcess {
 }
 
 impl RankProcess {
-    /// Connects through the inherited descriptors, and introduces this process.
+    /// Maps the inherited shared memory and sends `Hello` to rank 0.
     pub fn connect(config: RankConfig) -> Result<Self, RankError> {
         let RankConfig { rank, ranks, identity } = config;
         let memory = File::from(io::stdin().as_fd().try_clone_to_owned()?);
@@ -95,43 +100,45 @@ impl RankProcess {
 
     /// Reports to rank 0 why this rank cannot start.
     pub fn fail(&self, why: &str) {
-        // Rank 0 learns of the end of this process, too.
+        // If this fails, rank 0 still sees that the socket is closed.
         let _ = send(&self.socket, &FromRank::Failed { why: why.into() });
     }
 
-    /// Waits until rank 0 knows its KV cache's size, and returns the number of slots. The process ends
-    /// with rank 0 from now on.
+    /// Waits for rank 0 to send the size of the KV cache, and returns it in slots. From now on the
+    /// process exits when rank 0 does.
     pub fn wait_for_start(&self) -> Result<u32, RankError> {
         let ToRank::Start { slots } = receive(&self.socket)?;
         let socket = self.socket.try_clone()?;
         thread::Builder::new().name("rank-0".into()).spawn(move || {
-            wait_for_end(&socket);
+            wait_for_close(&socket);
             process::exit(0);
         })?;
         Ok(slots)
     }
 
-    /// Tells rank 0 that the executor is ready. Signals to terminate have no effect from now on.
+    /// Reports to rank 0 that the executor is ready. From now on the process ignores termination
+    /// signals.
     pub fn ready(&self) -> Result<(), RankError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let _ignored = {
             let _context = runtime.enter();
-            // Handlers are installed and never read, so these signals have no effect.
+            // An installed handler replaces the default action, even if nothing reads it.
             [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal)
         };
         Ok(send(&self.socket, &FromRank::Ready)?)
     }
 
-    /// Runs an engine on the messages of rank 0's, until that exits. `build` builds constraints.
+    /// Runs a replicated engine on the logged inputs of rank 0. `build` builds constraints. Returns
+    /// only with an error.
     pub fn serve<E: Executor>(
         &self,
         engine: &mut Engine<E>,
         build: BuildConstraint,
     ) -> Result<(), RankError> {
-        let commands = Commands::new(self.member(), build);
+        let commands = CommandReplay::new(self.member(), build);
         engine.set_clock(commands.clock());
         match engine.serve(commands, |_| {}) {
-            // Rank 0 ends this process when it has reported its own end.
+            // Rank 0 ends this process after it has reported its own exit.
             Exit::Requested | Exit::Closed => loop {
                 thread::park();
             },
@@ -139,9 +146,9 @@ impl RankProcess {
         }
     }
 
-    /// Runs the steps of rank 0 on `executor`. Returns only with an error.
+    /// Executes the steps of rank 0 on `executor`. Returns only with an error.
     pub fn follow<E: Executor>(&self, executor: &mut E) -> Result<(), RankError> {
-        let (mut ring, mut words) = (BroadcastRing::new(STEPS), Vec::new());
+        let (mut ring, mut words) = (BroadcastRing::new(STEP_RING), Vec::new());
         let mut step = Box::<Step>::default();
         loop {
             let kind = ring.read(&self.member.endpoint, &mut words)?;
@@ -158,19 +165,23 @@ impl RankProcess {
                 (record::STEP, words) => {
                     self.member.contributions.begin_step();
                     decode(words, &mut step)
-                        .map_err(|why| RankError::Ring(format!("a step is garbled: {why}")))?;
+                        .map_err(|why| RankError::Ring(format!("a step is corrupt: {why}")))?;
                     let result;
                     (step, result) = match executor.submit(step) {
                         Ok(pending) => executor.wait(pending),
                         Err(Refused { step, error }) => (step, Err(error)),
                     };
-                    match self.member.settle(result) {
+                    match self.member.finish_step(result) {
                         Err(error @ StepError::Lost(_)) => return Err(RankError::Step(error)),
-                        // A step that rank 0 has aborted, or aborts now.
+                        // `Failed`: rank 0 has aborted the step, or aborts it now.
                         Ok(()) | Err(_) => {}
                     }
                 }
-                _ => return Err(RankError::Ring(format!("a record of kind {kind} is garbled"))),
+                _ => {
+                    return Err(RankError::Ring(format!(
+                        "a record of kind `{kind}` is unknown or has a wrong length"
+                    )));
+                }
             }
         }
     }

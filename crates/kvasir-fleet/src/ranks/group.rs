@@ -1,11 +1,11 @@
-//! [`RankGroup`]: the processes of ranks 1 to M - 1, which rank 0 starts and watches.
+//! [`RankGroup`]: the supervisor of ranks 1 to M - 1, on rank 0.
 //!
-//! Each has a thread that waits for the end of its socket. A rank that ends is lost, and with it the
-//! group. Dropping the group kills the processes and waits for them.
+//! One thread per rank waits until the rank's socket is closed, and then marks the rank as lost,
+//! which fails every wait in the group. Dropping the group kills the processes and waits for them.
 
 use crate::message::Identity;
 use crate::ranks::member::Member;
-use crate::ranks::rank_message::{FromRank, PROTOCOL, ToRank, receive, send, wait_for_end};
+use crate::ranks::rank_message::{FromRank, PROTOCOL, ToRank, receive, send, wait_for_close};
 use std::{
     ffi::OsString,
     fmt, io,
@@ -20,14 +20,14 @@ use std::{
     thread,
 };
 
-/// Receives lines for the log.
+/// Callback for the log line of a rank that has ended.
 pub type OnRankLost = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The command that starts a rank.
 pub struct RankCommand {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments, by the number of the rank.
+    /// Returns the arguments for a rank.
     pub arguments: Box<dyn Fn(usize) -> Vec<OsString>>,
 }
 
@@ -35,11 +35,11 @@ pub struct RankCommand {
 pub struct GroupConfig {
     /// Number of ranks, with rank 0.
     pub ranks: usize,
-    /// Command that starts the others.
+    /// Command that starts each other rank.
     pub command: RankCommand,
     /// Version, model and options, which every rank must match.
     pub identity: Identity,
-    /// Receives a line when a rank has ended.
+    /// Called when a rank has ended unexpectedly.
     pub on_lost: OnRankLost,
 }
 
@@ -50,9 +50,9 @@ pub enum GroupError {
     Io(io::Error),
     /// A rank ended or failed before it was ready.
     Rank {
-        /// Its number.
+        /// Index of the rank.
         rank: usize,
-        /// Why.
+        /// The cause.
         why: String,
     },
 }
@@ -74,24 +74,24 @@ impl From<io::Error> for GroupError {
     }
 }
 
-/// The other ranks of a group, and the member that rank 0 is.
+/// Rank 0's handle of the other ranks of its group.
 pub struct RankGroup {
     member: Arc<Member>,
     identity: Identity,
     on_lost: OnRankLost,
     ranks: Vec<Rank>,
-    /// Whether the ranks are being ended.
+    /// Set on drop, so that ended ranks are not reported.
     is_ending: Arc<AtomicBool>,
 }
 
 struct Rank {
     socket: UnixStream,
     process: Arc<Mutex<Child>>,
-    watch: Option<thread::JoinHandle<()>>,
+    watcher: Option<thread::JoinHandle<()>>,
 }
 
 impl RankGroup {
-    /// Creates the shared memory and starts the processes, which begin to load their part of the model.
+    /// Creates the shared memory and starts the processes, which begin to load their shards.
     pub fn start(config: GroupConfig) -> Result<Self, GroupError> {
         let GroupConfig { ranks, command, identity, on_lost } = config;
         let (member, memory) = Member::create(ranks)?;
@@ -103,19 +103,19 @@ impl RankGroup {
             process.args((command.arguments)(rank));
             process.stdin(memory.try_clone()?).stdout(Stdio::from(OwnedFd::from(theirs)));
             let process = Arc::new(Mutex::new(process.spawn()?));
-            group.ranks.push(Rank { socket, process, watch: None });
+            group.ranks.push(Rank { socket, process, watcher: None });
         }
         Ok(group)
     }
 
-    /// Rank 0: its collectives.
+    /// Rank 0 of the group.
     pub fn member(&self) -> Arc<Member> {
         Arc::clone(&self.member)
     }
 
-    /// Lets the ranks build executors with a KV cache of `slots` slots. Waits until all are ready, and
-    /// watches them from then on.
-    pub fn begin(&mut self, slots: u32) -> Result<(), GroupError> {
+    /// Makes the ranks build executors with a KV cache of `slots` slots. Waits until all are ready,
+    /// then watches them.
+    pub fn start_executors(&mut self, slots: u32) -> Result<(), GroupError> {
         for (index, rank) in self.ranks.iter().enumerate() {
             let hello = rank.receive(index + 1)?;
             let FromRank::Hello { protocol, identity } = hello else {
@@ -123,7 +123,7 @@ impl RankGroup {
             };
             let difference = match protocol {
                 PROTOCOL => self.identity.difference(&identity),
-                other => Some(format!("it has protocol version `{other}`, rank 0 has `{PROTOCOL}`")),
+                other => Some(format!("protocol version is `{other}`, rank 0 has `{PROTOCOL}`")),
             };
             if let Some(why) = difference {
                 return Err(GroupError::Rank { rank: index + 1, why });
@@ -138,10 +138,10 @@ impl RankGroup {
             let (socket, process) = (rank.socket.try_clone()?, Arc::clone(&rank.process));
             let (member, on_lost) = (Arc::clone(&self.member), Arc::clone(&self.on_lost));
             let is_ending = Arc::clone(&self.is_ending);
-            rank.watch =
+            rank.watcher =
                 Some(thread::Builder::new().name(format!("rank-{}", index + 1)).spawn(move || {
-                    wait_for_end(&socket);
-                    member.endpoint.lose(index + 1);
+                    wait_for_close(&socket);
+                    member.endpoint.mark_lost(index + 1);
                     let status = process.lock().unwrap_or_else(PoisonError::into_inner).wait();
                     let how = status.map_or_else(|error| error.to_string(), |status| status.to_string());
                     if !is_ending.load(Ordering::Relaxed) {
@@ -162,16 +162,16 @@ impl RankGroup {
 fn unexpected(rank: usize, message: &FromRank) -> GroupError {
     let why = match message {
         FromRank::Failed { why } => why.clone(),
-        other => format!("its message is unexpected: {other:?}"),
+        other => format!("unexpected message `{other:?}`"),
     };
     GroupError::Rank { rank, why }
 }
 
 impl Rank {
-    /// Waits for its next message; an error says how its process ended.
+    /// Waits for the next message. On an error, kills the process and returns its exit status.
     fn receive(&self, rank: usize) -> Result<FromRank, GroupError> {
         receive(&self.socket).map_err(|error| {
-            // Without a message there is nothing left to do for it.
+            // A rank without a working socket is of no use.
             let _ = self.socket.shutdown(Shutdown::Both);
             let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = process.kill();
@@ -185,15 +185,15 @@ impl Drop for RankGroup {
     fn drop(&mut self) {
         self.is_ending.store(true, Ordering::Relaxed);
         for rank in &self.ranks {
-            // The watching thread holds the lock only while it waits for a process that has ended.
+            // The watcher thread holds the lock only after the process has closed its socket.
             let _ = rank.socket.shutdown(Shutdown::Both);
             if let Ok(mut process) = rank.process.try_lock() {
                 let _ = process.kill();
                 let _ = process.wait();
             }
         }
-        for watch in self.ranks.iter_mut().filter_map(|rank| rank.watch.take()) {
-            let _ = watch.join();
+        for watcher in self.ranks.iter_mut().filter_map(|rank| rank.watcher.take()) {
+            let _ = watcher.join();
         }
     }
 }

@@ -1,43 +1,45 @@
-//! Where the parts of the shared memory lie.
+//! [`Layout`]: memory layout of the region that the ranks of a group share.
 //!
-//! Synchronization words come first, each on a cache line of its own, then data:
+//! Synchronization words come first, one per cache line, then data:
 //!
 //! ```text
-//! header | lost | head of each ring | per rank: doorbell, sleepers, pieces, tails
-//! ring of commands | ring of steps | per rank: two pieces
+//! header | lost | head of each ring | per rank: doorbell, sleepers, chunks, tail of each ring
+//! step ring | command ring | per rank: two chunk buffers
 //! ```
 
-/// Words of a cache line; adjacent pairs of 64 bytes, since processors prefetch them together.
-pub(crate) const LINE: usize = 32;
-/// Words in front of a piece: step, number of the collective, kind, length.
-pub(crate) const PIECE_HEADER: usize = 4;
+/// Words per line: two 64-byte cache lines, since processors prefetch adjacent pairs (false
+/// sharing).
+pub(crate) const LINE_WORDS: usize = 32;
+/// Words of a chunk header: step, index of the collective, kind, length.
+pub(crate) const CHUNK_HEADER_WORDS: usize = 4;
 /// Number of rings.
 pub(crate) const RINGS: usize = 2;
 
-/// The first line is the header.
+/// Header, [`Layout::LOST`] and the heads.
 const LINES_OF_GROUP: usize = 2 + RINGS;
+/// Doorbell, sleepers, chunks and the tails.
 const LINES_OF_RANK: usize = 3 + RINGS;
 
-/// Sizes of the shared memory of one group of ranks.
+/// Sizes of the shared memory of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Number of ranks.
     pub(crate) ranks: usize,
-    /// Words of a ring; a power of two.
+    /// Words per ring; a power of two.
     pub(crate) ring_words: usize,
-    /// Most words of a collective that are exchanged at once.
-    pub(crate) piece: usize,
+    /// Maximum words per chunk.
+    pub(crate) chunk_words: usize,
 }
 
 impl Layout {
     pub(crate) fn of(ranks: usize) -> Self {
-        Self { ranks, ring_words: 1 << 18, piece: 1 << 16 }
+        Self { ranks, ring_words: 1 << 18, chunk_words: 1 << 16 }
     }
 
-    /// Line that says which rank is lost: its number + 1.
+    /// Line of the lost rank + 1; 0 if none is lost.
     pub(crate) const LOST: usize = 1;
 
-    /// Line of the words that the writer of a ring has published.
+    /// Line of a ring's head: words that the writer has published.
     pub(crate) fn head(ring: usize) -> usize {
         2 + ring
     }
@@ -51,44 +53,44 @@ impl Layout {
         Self::rank(rank)
     }
 
-    /// Line of the number of a rank's threads that sleep.
+    /// Line of the number of a rank's sleeping threads.
     pub(crate) fn sleepers(rank: usize) -> usize {
         Self::rank(rank) + 1
     }
 
-    /// Line of the number of pieces that a rank has published.
-    pub(crate) fn pieces(rank: usize) -> usize {
+    /// Line of the number of chunks that a rank has published.
+    pub(crate) fn chunks(rank: usize) -> usize {
         Self::rank(rank) + 2
     }
 
-    /// Line of the words that a rank has read of a ring.
+    /// Line of a rank's tail: words that it has read from a ring.
     pub(crate) fn tail(rank: usize, ring: usize) -> usize {
         Self::rank(rank) + 3 + ring
     }
 
-    /// Number of lines of synchronization words.
+    /// Number of lines, which hold the synchronization words.
     pub(crate) fn lines(&self) -> usize {
         Self::rank(self.ranks)
     }
 
     /// First word of a ring.
     pub(crate) fn ring(&self, ring: usize) -> usize {
-        self.lines() * LINE + ring * self.ring_words
+        self.lines() * LINE_WORDS + ring * self.ring_words
     }
 
-    /// First word of one of a rank's two pieces, its header included.
-    pub(crate) fn piece(&self, rank: usize, parity: u32) -> usize {
-        let size = PIECE_HEADER.next_multiple_of(LINE) + self.piece;
+    /// First word of a rank's chunk buffer `parity % 2`: its header.
+    pub(crate) fn chunk(&self, rank: usize, parity: u32) -> usize {
+        let size = CHUNK_HEADER_WORDS.next_multiple_of(LINE_WORDS) + self.chunk_words;
         self.ring(RINGS) + (rank * 2 + parity as usize % 2) * size
     }
 
-    /// First word of the numbers of a piece.
-    pub(crate) fn numbers(&self, rank: usize, parity: u32) -> usize {
-        self.piece(rank, parity) + PIECE_HEADER.next_multiple_of(LINE)
+    /// First word of the data in that chunk buffer.
+    pub(crate) fn chunk_data(&self, rank: usize, parity: u32) -> usize {
+        self.chunk(rank, parity) + CHUNK_HEADER_WORDS.next_multiple_of(LINE_WORDS)
     }
 
-    /// Number of words.
+    /// Total size in words.
     pub(crate) fn words(&self) -> usize {
-        self.piece(self.ranks, 0)
+        self.chunk(self.ranks, 0)
     }
 }

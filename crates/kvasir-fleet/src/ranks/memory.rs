@@ -1,33 +1,33 @@
-//! [`SharedMemory`]: an anonymous memory file that the ranks of a group have mapped.
+//! [`SharedMemory`]: an anonymous memory file (`memfd`) that the ranks of a group map.
 //!
-//! Rank 0 creates it, and the other ranks inherit its descriptor. Its size is sealed, so no process can
-//! cut it off under another. It has no name, so nothing is left of it when the last rank has ended,
-//! however that ends.
+//! Rank 0 creates it, and the other ranks inherit its file descriptor. Its size is sealed, so no
+//! process can truncate it. It has no name, so the kernel frees it when the last rank has exited or
+//! crashed.
 //!
-//! Cache lines at the start hold one atomic each; the rest is data, whose owner at any time is a matter
-//! of the protocols above (`broadcast_ring`, `contributions`).
+//! The first lines hold one atomic each; the rest is plain data. The protocols of `broadcast_ring`
+//! and `contributions` ensure that no data is written while another rank accesses it.
 
-use crate::ranks::layout::LINE;
+use crate::ranks::layout::LINE_WORDS;
 use crate::ranks::sync::{AtomicU32, Futex};
 use memmap2::{MmapOptions, MmapRaw};
 use std::{fs::File, io};
 
-/// Marks the memory of a group of ranks.
+/// Magic number of the header.
 const MAGIC: u32 = 0x4b76_5261;
-/// Version of the layout, of the records and of the collectives.
+/// Version of the layout, the records and the collectives.
 const VERSION: u32 = 1;
 
-/// The shared memory of a group of ranks.
+/// One process's mapping of the shared memory.
 pub(crate) struct SharedMemory {
     map: MmapRaw,
-    /// Lines of synchronization words.
+    /// Number of lines, which hold one atomic each.
     lines: usize,
     words: usize,
 }
 
 impl SharedMemory {
-    /// Creates a memory of so many words, of which so many lines hold atomics. Returns the file, for the
-    /// other ranks.
+    /// Creates and maps `words` words, whose first `lines` lines hold atomics. Returns the file for
+    /// the other ranks, too.
     #[cfg(target_os = "linux")]
     pub(crate) fn create(words: usize, lines: usize, ranks: usize) -> io::Result<(Self, File)> {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -44,15 +44,16 @@ impl SharedMemory {
 
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn create(_words: usize, _lines: usize, _ranks: usize) -> io::Result<(Self, File)> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "ranks share memory on Linux only"))
+        Err(io::Error::new(io::ErrorKind::Unsupported, "ranks require Linux"))
     }
 
-    /// Maps the memory that rank 0 has created for so many ranks.
+    /// Maps the file that rank 0 has created, and checks its size and header.
     pub(crate) fn open(file: &File, words: usize, lines: usize, ranks: usize) -> io::Result<Self> {
         let length = file.metadata()?.len();
         if length != words as u64 * 4 {
             return Err(io::Error::other(format!(
-                "the memory of the ranks has {length} bytes, not {words} words"
+                "shared memory of the ranks has {length} bytes, expected {}",
+                words * 4
             )));
         }
         let memory = Self::map(file, words, lines)?;
@@ -60,7 +61,9 @@ impl SharedMemory {
         // SAFETY: nothing writes the header after `create`.
         unsafe { memory.read(0, &mut header) };
         if header != memory.header(ranks) {
-            return Err(io::Error::other("the memory of the ranks is of another version or group"));
+            return Err(io::Error::other(
+                "shared memory of the ranks has another version or number of ranks; restart `kvasir serve`",
+            ));
         }
         Ok(memory)
     }
@@ -78,13 +81,13 @@ impl SharedMemory {
     fn line(&self, line: usize) -> *const u32 {
         assert!(line < self.lines, "line {line} of {}", self.lines);
         // SAFETY: all lines are within the map.
-        unsafe { self.map.as_ptr().cast::<u32>().add(line * LINE) }
+        unsafe { self.map.as_ptr().cast::<u32>().add(line * LINE_WORDS) }
     }
 
     /// The atomic of a line.
     pub(crate) fn word(&self, line: usize) -> &AtomicU32 {
-        // SAFETY: it is aligned and within the map, which lives as long as `self`, and lines behind the
-        // header are accessed as atomics only.
+        // SAFETY: aligned and within the map, which lives as long as `self`; lines after the header
+        // are accessed as atomics only.
         unsafe { &*self.line(line).cast() }
     }
 
@@ -122,34 +125,35 @@ impl SharedMemory {
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
     }
 
-    /// Copies numbers to word `at`.
+    /// Copies values to word `at`.
     ///
     /// # Safety
-    /// As for [`write`](Self::write).
-    pub(crate) unsafe fn write_numbers(&self, at: usize, numbers: &[f32]) {
-        let to = self.data(at, numbers.len()).cast::<f32>();
+    /// That of [`write`](Self::write).
+    pub(crate) unsafe fn write_f32(&self, at: usize, values: &[f32]) {
+        let to = self.data(at, values.len()).cast::<f32>();
         // SAFETY: as in `write`.
-        unsafe { to.copy_from_nonoverlapping(numbers.as_ptr(), numbers.len()) };
+        unsafe { to.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     }
 
-    /// Copies numbers from word `at`.
+    /// Copies values from word `at`.
     ///
     /// # Safety
-    /// As for [`read`](Self::read).
-    pub(crate) unsafe fn read_numbers(&self, at: usize, into: &mut [f32]) {
+    /// That of [`read`](Self::read).
+    pub(crate) unsafe fn read_f32(&self, at: usize, into: &mut [f32]) {
         let from = self.data(at, into.len()).cast::<f32>();
         // SAFETY: as in `read`.
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
     }
 
-    /// Adds numbers from word `at` to `into`.
+    /// Adds the values from word `at` to `into`.
     ///
     /// # Safety
-    /// As for [`read`](Self::read).
-    pub(crate) unsafe fn add(&self, at: usize, into: &mut [f32]) {
+    /// That of [`read`](Self::read).
+    pub(crate) unsafe fn add_f32(&self, at: usize, into: &mut [f32]) {
         let from = self.data(at, into.len()).cast::<f32>();
-        // SAFETY: within the map and aligned to words, any bits are numbers, and nothing writes them now.
-        let numbers = unsafe { std::slice::from_raw_parts(from, into.len()) };
-        into.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+        // SAFETY: within the map and aligned to words, every bit pattern is an f32, and no other
+        // thread writes them.
+        let values = unsafe { std::slice::from_raw_parts(from, into.len()) };
+        into.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
     }
 }

@@ -1,22 +1,23 @@
-//! Tensor parallelism: the ranks of one engine, a process each.
+//! Tensor parallelism: the ranks of one engine, one process each.
 //!
 //! ```text
-//!               rank 0: the engine's process           rank 1 … M-1: `kvasir rank`
-//! Engine ──► Ranked ──► StepBroadcast ────ring───► follow_steps ──► executor of a part
-//!              └─► executor of a part ◄──── collectives ────────────┘
+//!               rank 0: the engine's process                rank 1 … M-1: `kvasir rank`
+//! Engine ──► RankExecutor ──► StepBroadcast ──ring──► RankProcess::follow ──► executor of a shard
+//!              └─► executor of a shard ◄────── collectives ───────────────────┘
 //! ```
 //!
-//! That is the control `steps`: rank 0 schedules, and the others compute its steps. With `requests` each
-//! rank has an engine that schedules for itself, on what rank 0 receives ([`command_log`]); a hash of each
-//! step is compared ([`step_hashes`]). Only rank 0 samples, either way. All memory that they share is one
-//! anonymous file ([`memory`]). Nothing is copied through the kernel, and a rank that waits polls before
-//! it sleeps, so a step reaches another rank in microseconds.
+//! The diagram shows `--rank-control steps`: rank 0 schedules and broadcasts each step. With
+//! `requests` every rank runs its own engine on the logged inputs of rank 0 ([`command_log`]), and
+//! the ranks compare a hash of each step ([`step_hashes`]). Only rank 0 samples in both modes.
 //!
-//! - [`endpoint`]: counters in shared memory, waiting, and the ordering argument.
-//! - [`broadcast_ring`]: a ring of records from rank 0 to all others: binds, releases, steps.
-//! - [`contributions`]: sums and concatenations, in rank order.
-//! - [`group`]: starts the processes and watches them. A rank that ends is *lost*: every wait in the
-//!   group ends with an error, which ends the engine. The front then continues its requests elsewhere.
+//! All ranks map one anonymous memory file ([`memory`]). A waiting rank polls before it sleeps, so
+//! a step reaches another rank in microseconds (`kvasir bench broadcast`).
+//!
+//! - [`endpoint`]: publishing counters and waiting for them; the ordering argument.
+//! - [`broadcast_ring`]: ring buffer of records from rank 0 to all other ranks.
+//! - [`contributions`]: all-reduce and all-gather, in rank order.
+//! - [`group`]: starts and supervises the processes. A rank that ends is *lost*: every wait in the
+//!   group fails, which ends the engine. The front restarts the worker and resumes its requests.
 //!
 //! `loom/` explores the interleavings of `endpoint`, `broadcast_ring` and `contributions`.
 

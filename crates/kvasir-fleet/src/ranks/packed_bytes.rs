@@ -1,7 +1,8 @@
-//! Bytes as words of a record: their number, then four to a word.
+//! Byte strings in the words of a record: the length in bytes, then four bytes per word,
+//! little-endian.
 
-/// Appends bytes.
-pub(crate) fn pack(bytes: &[u8], into: &mut Vec<u32>) {
+/// Appends the encoding of `bytes` to `into`.
+pub(crate) fn encode_bytes(bytes: &[u8], into: &mut Vec<u32>) {
     into.push(bytes.len() as u32);
     into.extend(bytes.chunks(4).map(|chunk| {
         let mut word = [0; 4];
@@ -10,8 +11,8 @@ pub(crate) fn pack(bytes: &[u8], into: &mut Vec<u32>) {
     }));
 }
 
-/// The bytes that words hold; `None` if there are too few words.
-pub(crate) fn unpack(words: &[u32]) -> Option<Vec<u8>> {
+/// Decodes a byte string; `None` if there are too few words.
+pub(crate) fn decode_bytes(words: &[u32]) -> Option<Vec<u8>> {
     let (length, words) = words.split_first()?;
     let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     bytes.get(..*length as usize)?;
@@ -24,12 +25,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_survive_packing() {
+    fn bytes_survive_encoding() {
         for length in 0..9_u8 {
             let (bytes, mut words) = ((0..length).collect::<Vec<_>>(), Vec::new());
-            pack(&bytes, &mut words);
-            assert_eq!(unpack(&words), Some(bytes));
+            encode_bytes(&bytes, &mut words);
+            assert_eq!(decode_bytes(&words), Some(bytes));
         }
-        assert_eq!((unpack(&[]), unpack(&[5, 0])), (None, None));
+        assert_eq!((decode_bytes(&[]), decode_bytes(&[5, 0])), (None, None));
     }
 }

@@ -1,7 +1,7 @@
-//! Messages over the socket between rank 0 and another rank, before the first step: msgpack behind its
-//! length.
+//! Handshake messages over the socket between rank 0 and another rank: length-prefixed MessagePack.
 //!
-//! Afterwards the socket carries nothing. Each side learns from its end that the other has ended.
+//! After the handshake the socket carries no messages. Each side watches it for the exit of its
+//! peer.
 
 use crate::message::Identity;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -10,7 +10,7 @@ use std::{
     os::unix::net::UnixStream,
 };
 
-/// Version of the messages, and of the records in shared memory.
+/// Version of the messages and of the records in shared memory.
 pub(crate) const PROTOCOL: u32 = 1;
 /// Maximum size of an encoded message.
 const MAX_BYTES: u32 = 1 << 20;
@@ -20,16 +20,16 @@ const MAX_BYTES: u32 = 1 << 20;
 pub(crate) enum FromRank {
     /// The first message.
     Hello { protocol: u32, identity: Identity },
-    /// Its executor is ready.
+    /// The executor is ready.
     Ready,
-    /// It cannot start.
+    /// The rank cannot start.
     Failed { why: String },
 }
 
 /// From rank 0 to another rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
-    /// Build an executor with a KV cache of so many slots.
+    /// Build an executor with a KV cache of `slots` slots.
     Start { slots: u32 },
 }
 
@@ -47,15 +47,17 @@ pub(crate) fn receive<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Resul
     socket.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length);
     if length > MAX_BYTES {
-        return Err(io::Error::other(format!("a message of {length} bytes is too large")));
+        return Err(io::Error::other(format!(
+            "message of {length} bytes is too large; at most {MAX_BYTES} are allowed"
+        )));
     }
     let mut body = vec![0; length as usize];
     socket.read_exact(&mut body)?;
     rmp_serde::from_slice(&body).map_err(io::Error::other)
 }
 
-/// Waits until the other side has ended.
-pub(crate) fn wait_for_end(mut socket: &UnixStream) {
+/// Blocks until the peer has closed its socket.
+pub(crate) fn wait_for_close(mut socket: &UnixStream) {
     let mut buffer = [0; 64];
     while socket.read(&mut buffer).is_ok_and(|read| read > 0) {}
 }
@@ -65,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_cross_a_socket_and_garbled_ones_are_errors() {
+    fn messages_cross_a_socket_and_corrupt_ones_are_errors() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let hello = FromRank::Hello { protocol: PROTOCOL, identity: Identity::default() };
         send(&ours, &hello).unwrap();
@@ -78,6 +80,6 @@ mod tests {
         assert!(receive::<ToRank>(&theirs).unwrap_err().to_string().contains("too large"));
         drop(ours);
         assert!(receive::<ToRank>(&theirs).is_err());
-        wait_for_end(&theirs);
+        wait_for_close(&theirs);
     }
 }

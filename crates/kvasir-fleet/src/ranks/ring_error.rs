@@ -1,16 +1,16 @@
-//! [`RingError`]: why a rank stops waiting for another one.
+//! [`RingError`]: errors of the broadcast ring and of the collectives.
 
 use std::fmt;
 
-/// Why a rank stops waiting for another one.
+/// An error of the broadcast ring or of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RingError {
-    /// The group has lost this rank.
+    /// This rank has ended.
     Lost(usize),
-    /// The rank has aborted the step, before its first collective.
+    /// This rank has aborted the step before its first collective.
     Aborted(usize),
-    /// What the rank has written is not what was expected.
-    Garbled {
+    /// The rank's shared state is corrupt, or does not match the reader's step or collective.
+    OutOfStep {
         /// The rank.
         rank: usize,
         /// What differs.
@@ -23,7 +23,7 @@ impl fmt::Display for RingError {
         match self {
             Self::Lost(rank) => write!(f, "rank {rank} has ended"),
             Self::Aborted(rank) => write!(f, "rank {rank} has aborted the step"),
-            Self::Garbled { rank, why } => write!(f, "rank {rank} is out of step: {why}"),
+            Self::OutOfStep { rank, why } => write!(f, "rank {rank} is out of step: {why}"),
         }
     }
 }

@@ -1,4 +1,7 @@
-//! [`StepBroadcast`]: the control of rank 0, which sends each bind, release and step to the other ranks.
+//! [`StepBroadcast`]: the [`RankControl`] of rank 0 with `--rank-control steps`.
+//!
+//! It broadcasts each bind, release and step through the step ring; other ranks read them in
+//! `RankProcess::follow`.
 
 use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::member::Member;
@@ -8,10 +11,10 @@ use kvasir_exec::{PoolRow, RankControl, Step, StepError};
 use kvasir_kv::Slot;
 use std::{ops::Range, sync::Arc};
 
-/// Number of the ring of steps.
-pub(crate) const STEPS: usize = 0;
+/// Index of the step ring.
+pub(crate) const STEP_RING: usize = 0;
 
-/// Kinds of records in the ring of steps.
+/// Record kinds of the step ring.
 pub(crate) mod record {
     /// Words: pool row, final length.
     pub(crate) const BIND: u32 = 1;
@@ -21,7 +24,7 @@ pub(crate) mod record {
     pub(crate) const STEP: u32 = 3;
 }
 
-/// Sends what rank 0 runs to the other ranks.
+/// Broadcasts the binds, releases and steps of rank 0.
 pub struct StepBroadcast {
     member: Arc<Member>,
     ring: BroadcastRing,
@@ -29,9 +32,9 @@ pub struct StepBroadcast {
 }
 
 impl StepBroadcast {
-    /// The control of rank 0, which `member` must be. A group has one.
+    /// The control of rank 0. `member` must be rank 0; a group must have one control.
     pub fn new(member: Arc<Member>) -> Self {
-        Self { member, ring: BroadcastRing::new(STEPS), words: Vec::new() }
+        Self { member, ring: BroadcastRing::new(STEP_RING), words: Vec::new() }
     }
 
     fn write(&mut self, kind: u32) -> Result<(), StepError> {
@@ -53,14 +56,14 @@ impl RankControl for StepBroadcast {
         self.write(record::RELEASE)
     }
 
-    fn begin(&mut self, step: &Step) -> Result<(), StepError> {
+    fn begin_step(&mut self, step: &Step) -> Result<(), StepError> {
         self.member.contributions.begin_step();
         self.words.clear();
         encode(step, &mut self.words);
         self.write(record::STEP)
     }
 
-    fn end(&mut self, _: &mut Step, result: Result<(), StepError>) -> Result<(), StepError> {
-        self.member.settle(result)
+    fn end_step(&mut self, _: &mut Step, result: Result<(), StepError>) -> Result<(), StepError> {
+        self.member.finish_step(result)
     }
 }

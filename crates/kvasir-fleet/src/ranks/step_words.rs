@@ -1,9 +1,9 @@
-//! Steps as 32-bit words: what rank 0 sends to the other ranks, and what a step's hash covers.
+//! Serialization of a [`Step`] as 32-bit words, for the step broadcast and for step hashes.
 //!
-//! Sampling parameters are left out, since only rank 0 samples. A list is its length and its elements,
-//! each of a fixed number of words; so encoding and decoding copy most of a step in blocks.
+//! A list is encoded as its length and its elements, each of a fixed number of words. So most of a
+//! step is copied in blocks. Sampling parameters are omitted, since only rank 0 samples.
 //!
-//! Decoding checks lengths and enumerations. Whether a step fits its executor, the executor checks.
+//! Decoding validates lengths and enumerations only; the executor validates the step.
 
 use kvasir_exec::{BatchRow, Drafts, PoolRow, RowKind, Step, StepKind};
 use kvasir_kv::{
@@ -12,25 +12,28 @@ use kvasir_kv::{
 use kvasir_sample::Sampling;
 use std::ops::Range;
 
-const ROW: usize = 20;
-const PLAN_ROW: usize = 12;
-const SEGMENT: usize = 9;
+/// Words of an encoded batch row.
+const ROW_WORDS: usize = 20;
+/// Words of an encoded plan row.
+const PLAN_ROW_WORDS: usize = 12;
+/// Words of an encoded segment.
+const SEGMENT_WORDS: usize = 9;
 
-fn low_high(value: u64) -> [u32; 2] {
+fn split_u64(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-fn wide(low: u32, high: u32) -> u64 {
+fn join_u64(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// Appends a step without its output.
+/// Appends the encoding of a step, without its output and sampling parameters.
 pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
     let (batch, plan) = (&step.batch, &step.plan);
-    into.extend(low_high(batch.step.0));
+    into.extend(split_u64(batch.step.0));
     into.extend([batch.kind as u32, batch.spec_steps, batch.logits.into()]);
-    into.extend(low_high(plan.step.0));
-    into.extend(low_high(plan.generation));
+    into.extend(split_u64(plan.step.0));
+    into.extend(split_u64(plan.generation));
     into.extend([plan.kind as u32, plan.read_bound]);
     let list = |words: &[u32], into: &mut Vec<u32>| {
         into.push(words.len() as u32);
@@ -39,10 +42,10 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
     list(&batch.tokens, into);
     into.push(batch.rows.len() as u32);
     for row in &batch.rows {
-        let [request, request_high] = low_high(row.request);
-        let [seq, seq_high] = low_high(row.seq.0);
+        let [request, request_high] = split_u64(row.request);
+        let [seq, seq_high] = split_u64(row.seq.0);
         let tree = row.drafts.tree.unwrap_or_default();
-        let words: [u32; ROW] = [
+        let words: [u32; ROW_WORDS] = [
             request,
             request_high,
             seq,
@@ -72,14 +75,14 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
     into.extend(plan.moves.iter().flat_map(|copy| [copy.from, copy.to]));
     into.push(plan.rows.len() as u32);
     for row in &plan.rows {
-        let [seq, seq_high] = low_high(row.seq.0);
+        let [seq, seq_high] = split_u64(row.seq.0);
         let [mask, at, words_per_query] = match row.mask {
             Mask::None => [0; 3],
             Mask::Causal => [1, 0, 0],
             Mask::Explicit { at, words_per_query } => [2, at, words_per_query],
         };
         let (queries, segments) = (row.queries, row.segments);
-        let words: [u32; PLAN_ROW] = [
+        let words: [u32; PLAN_ROW_WORDS] = [
             seq,
             seq_high,
             queries.start,
@@ -97,7 +100,7 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
     }
     list(&plan.positions, into);
     list(&plan.write_slots, into);
-    let entries = named_entries(plan);
+    let entries = referenced_entries(plan);
     let mut next = 0;
     into.push(plan.segments.len() as u32);
     for segment in &plan.segments {
@@ -110,7 +113,7 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
             }
         };
         let (is_sparse, sparse) = (segment.sparse.is_some().into(), segment.sparse.unwrap_or(0));
-        let words: [u32; SEGMENT] =
+        let words: [u32; SEGMENT_WORDS] =
             [segment.pool.0, layout, at, block, offset, segment.len, segment.first, is_sparse, sparse];
         into.extend(words);
     }
@@ -125,10 +128,10 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
     }
     list(&plan.read_positions, into);
     into.push(plan.mask_words.len() as u32);
-    into.extend(plan.mask_words.iter().flat_map(|word| low_high(*word)));
+    into.extend(plan.mask_words.iter().flat_map(|word| split_u64(*word)));
 }
 
-/// The entries of the block table that a segment names; none for a run of slots.
+/// The block-table entries that a segment references; empty for a contiguous run of slots.
 fn table_range(segment: &Segment) -> Range<usize> {
     match segment.layout {
         Layout::Table { at, block, offset } => {
@@ -139,9 +142,9 @@ fn table_range(segment: &Segment) -> Range<usize> {
     }
 }
 
-/// Number of table entries that the segments name, if sending only these is shorter. Caches keep room
-/// for more in their tables.
-fn named_entries(plan: &Plan) -> Option<usize> {
+/// Number of block-table entries that the segments reference; `None` if encoding the whole table is
+/// not longer. Caches reserve unused entries in their tables.
+fn referenced_entries(plan: &Plan) -> Option<usize> {
     let mut count = 0;
     for segment in &plan.segments {
         let range = table_range(segment);
@@ -153,25 +156,26 @@ fn named_entries(plan: &Plan) -> Option<usize> {
     Some(count)
 }
 
-/// The words that are left to decode.
-struct Words<'a>(&'a [u32]);
+/// A cursor over the words that are not decoded yet.
+struct WordReader<'a>(&'a [u32]);
 
-impl<'a> Words<'a> {
+impl<'a> WordReader<'a> {
     fn array<const N: usize>(&mut self) -> Result<[u32; N], String> {
-        let (first, rest) = self.0.split_first_chunk().ok_or("it is cut off")?;
+        let (first, rest) = self.0.split_first_chunk().ok_or("unexpected end")?;
         self.0 = rest;
         Ok(*first)
     }
 
-    /// The words of the next list, `each` per element.
-    fn list(&mut self, each: usize) -> Result<&'a [u32], String> {
+    /// The words of the next list, `element_words` per element.
+    fn list(&mut self, element_words: usize) -> Result<&'a [u32], String> {
         let [count] = self.array()?;
-        let length = (count as usize).checked_mul(each).filter(|length| *length <= self.0.len());
-        let (first, rest) = self.0.split_at(length.ok_or("a list is cut off")?);
+        let length = (count as usize).checked_mul(element_words).filter(|length| *length <= self.0.len());
+        let (first, rest) = self.0.split_at(length.ok_or("unexpected end of a list")?);
         self.0 = rest;
         Ok(first)
     }
 
+    /// Replaces `into` by the next list.
     fn copy(&mut self, into: &mut Vec<u32>) -> Result<(), String> {
         let words = self.list(1)?;
         into.clear();
@@ -180,7 +184,7 @@ impl<'a> Words<'a> {
     }
 }
 
-fn of<T: Copy>(name: &str, values: &[T], word: u32) -> Result<T, String> {
+fn decode_enum<T: Copy>(name: &str, values: &[T], word: u32) -> Result<T, String> {
     values.get(word as usize).copied().ok_or_else(|| format!("{name} `{word}` is unknown"))
 }
 
@@ -188,24 +192,25 @@ const STEP_KINDS: [StepKind; 4] = [StepKind::Prefill, StepKind::Decode, StepKind
 const ROW_KINDS: [RowKind; 4] = [RowKind::Prefill, RowKind::Decode, RowKind::MultiDecode, RowKind::Dummy];
 const PLAN_KINDS: [PlanKind; 3] = [PlanKind::Contiguous, PlanKind::Ragged, PlanKind::Explicit];
 
-/// Replaces a step by the one that `words` hold, with default sampling parameters.
+/// Decodes `words` into `step`, with default sampling parameters. On an error `step` is
+/// unspecified.
 pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
-    let mut words = Words(words);
+    let mut words = WordReader(words);
     let [id, id_high, kind, spec_steps, logits] = words.array()?;
     let (batch, plan) = (&mut step.batch, &mut step.plan);
-    batch.reset(StepId(wide(id, id_high)));
-    batch.kind = of("step kind", &STEP_KINDS, kind)?;
+    batch.reset(StepId(join_u64(id, id_high)));
+    batch.kind = decode_enum("step kind", &STEP_KINDS, kind)?;
     (batch.spec_steps, batch.logits) = (spec_steps, logits != 0);
     let [id, id_high, generation, generation_high, kind, read_bound] = words.array()?;
-    plan.reset(StepId(wide(id, id_high)), wide(generation, generation_high));
-    (plan.kind, plan.read_bound) = (of("plan kind", &PLAN_KINDS, kind)?, read_bound);
+    plan.reset(StepId(join_u64(id, id_high)), join_u64(generation, generation_high));
+    (plan.kind, plan.read_bound) = (decode_enum("plan kind", &PLAN_KINDS, kind)?, read_bound);
     words.copy(&mut batch.tokens)?;
-    for row in words.list(ROW)?.as_chunks().0 {
-        let row: &[u32; ROW] = row;
+    for row in words.list(ROW_WORDS)?.as_chunks().0 {
+        let row: &[u32; ROW_WORDS] = row;
         batch.rows.push(BatchRow {
-            request: wide(row[0], row[1]),
-            seq: SeqId(wide(row[2], row[3])),
-            kind: of("row kind", &ROW_KINDS, row[4])?,
+            request: join_u64(row[0], row[1]),
+            seq: SeqId(join_u64(row[2], row[3])),
+            kind: decode_enum("row kind", &ROW_KINDS, row[4])?,
             tokens: Span { start: row[5], len: row[6] },
             cached: row[7],
             context_len: row[8],
@@ -225,10 +230,10 @@ pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
     batch.parents.extend(words.list(1)?.iter().map(|parent| *parent as i32));
     let moves = words.list(2)?.as_chunks().0;
     plan.moves.extend(moves.iter().map(|&[from, to]| SlotCopy { from, to }));
-    for row in words.list(PLAN_ROW)?.as_chunks().0 {
-        let row: &[u32; PLAN_ROW] = row;
+    for row in words.list(PLAN_ROW_WORDS)?.as_chunks().0 {
+        let row: &[u32; PLAN_ROW_WORDS] = row;
         plan.rows.push(PlanRow {
-            seq: SeqId(wide(row[0], row[1])),
+            seq: SeqId(join_u64(row[0], row[1])),
             queries: Span { start: row[2], len: row[3] },
             segments: Span { start: row[4], len: row[5] },
             read_len: row[6],
@@ -244,8 +249,9 @@ pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
     }
     words.copy(&mut plan.positions)?;
     words.copy(&mut plan.write_slots)?;
-    for segment in words.list(SEGMENT)?.as_chunks().0 {
-        let &[pool, layout, at, block, offset, len, first, is_sparse, sparse]: &[u32; SEGMENT] = segment;
+    for segment in words.list(SEGMENT_WORDS)?.as_chunks().0 {
+        let &[pool, layout, at, block, offset, len, first, is_sparse, sparse]: &[u32; SEGMENT_WORDS] =
+            segment;
         plan.segments.push(Segment {
             pool: PoolId(pool),
             layout: match layout {
@@ -263,8 +269,8 @@ pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
     plan.table = PlanTable::from(table);
     words.copy(&mut plan.read_positions)?;
     let masks = words.list(2)?.as_chunks().0;
-    plan.mask_words.extend(masks.iter().map(|&[low, high]| wide(low, high)));
-    if words.0.is_empty() { Ok(()) } else { Err(format!("{} words are left over", words.0.len())) }
+    plan.mask_words.extend(masks.iter().map(|&[low, high]| join_u64(low, high)));
+    if words.0.is_empty() { Ok(()) } else { Err(format!("{} trailing words", words.0.len())) }
 }
 
 #[cfg(test)]
@@ -272,14 +278,14 @@ mod tests {
     use super::*;
     use kvasir_testkit::Random;
 
-    /// A step of random values, not a meaningful one.
+    /// A step of random field values, which no executor would accept.
     fn random_step(random: &mut Random) -> Step {
         let mut step = Step::default();
         let (batch, plan) = (&mut step.batch, &mut step.plan);
         let mut number = || random.below(1 << 32) as u32;
-        let wide_number = |low: u32, high: u32| wide(low, high);
-        (batch.step, plan.step) = (StepId(wide_number(number(), number())), StepId(number().into()));
-        plan.generation = wide_number(number(), number());
+        let u64_of = |low: u32, high: u32| join_u64(low, high);
+        (batch.step, plan.step) = (StepId(u64_of(number(), number())), StepId(number().into()));
+        plan.generation = u64_of(number(), number());
         batch.kind = STEP_KINDS[number() as usize % 4];
         plan.kind = PLAN_KINDS[number() as usize % 3];
         (batch.spec_steps, batch.logits, plan.read_bound) = (number(), number() % 2 == 0, number());
@@ -287,8 +293,8 @@ mod tests {
         for _ in 0..5 {
             let (tokens, scored, tree, other, both) = (span(), span(), span(), span(), span());
             batch.rows.push(BatchRow {
-                request: wide(other.start, other.len),
-                seq: SeqId(wide(both.start, both.len)),
+                request: join_u64(other.start, other.len),
+                seq: SeqId(join_u64(both.start, both.len)),
                 kind: ROW_KINDS[other.start as usize % 4],
                 tokens,
                 cached: both.len,
@@ -305,7 +311,7 @@ mod tests {
             let masks =
                 [Mask::None, Mask::Causal, Mask::Explicit { at: tree.len, words_per_query: both.len }];
             plan.rows.push(PlanRow {
-                seq: SeqId(wide(both.start, both.len)),
+                seq: SeqId(join_u64(both.start, both.len)),
                 queries: tokens,
                 segments: scored,
                 read_len: tree.start,
@@ -324,7 +330,7 @@ mod tests {
             plan.positions.push(tokens.len);
             plan.write_slots.push(both.len);
             plan.read_positions.push(other.len);
-            plan.mask_words.push(wide(other.start, both.len));
+            plan.mask_words.push(join_u64(other.start, both.len));
             plan.table.make_mut().push(scored.start);
         }
         step
@@ -338,7 +344,7 @@ mod tests {
             let mut words = Vec::new();
             encode(&step, &mut words);
             if step.plan.segments.iter().all(|segment| matches!(segment.layout, Layout::Run { .. })) {
-                // No segment names an entry, so none is sent.
+                // No segment references an entry, so none is encoded.
                 step.plan.table.clear();
             }
             assert_eq!(decode(&words, &mut decoded), Ok(()));
@@ -347,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn unnamed_table_entries_are_not_sent() {
+    fn unreferenced_table_entries_are_not_encoded() {
         let mut step = Step::default();
         for row in 0..3 {
             let layout = Layout::Table { at: row * 10, block: 16, offset: 5 };
@@ -366,8 +372,8 @@ mod tests {
     }
 
     #[test]
-    fn garbled_steps_are_errors_or_other_steps() {
-        let mut refused = 0;
+    fn corrupt_steps_never_panic() {
+        let mut errors = 0;
         for seed in 0..3000 {
             let mut random = Random::new(seed);
             let mut words = Vec::new();
@@ -380,8 +386,8 @@ mod tests {
                     words[at] = random.below(1 << 32) as u32;
                 }
             }
-            refused += u32::from(decode(&words, &mut Step::default()).is_err());
+            errors += u32::from(decode(&words, &mut Step::default()).is_err());
         }
-        assert!(refused > 2000, "{refused}");
+        assert!(errors > 2000, "{errors}");
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks as threads, each with its own mapping of the shared memory.
+//! Tests of rings and collectives between threads, each with its own mapping of the shared memory.
 
 use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::contributions::Contributions;
@@ -8,7 +8,7 @@ use crate::ranks::member::Member;
 use crate::ranks::memory::SharedMemory;
 use crate::ranks::ring_error::RingError;
 use crate::ranks::step_hashes::StepHashes;
-use kvasir_exec::{BatchRow, JoinBuffers, RankControl, Ranks, RowKind, Step, StepError, ThreadRank};
+use kvasir_exec::{AllGatherBuffers, BatchRow, RankControl, Ranks, RowKind, Step, StepError, ThreadRank};
 use kvasir_kv::Span;
 use kvasir_testkit::Random;
 use std::{sync::Arc, thread, time::Duration};
@@ -32,7 +32,7 @@ fn records(seed: u64) -> Vec<(u32, Vec<u32>)> {
 fn every_rank_reads_all_records_in_order() {
     for seed in 0..20 {
         // Some records are longer than the ring.
-        let mut endpoints = endpoints(Layout { ranks: 3, ring_words: 64, piece: 8 }).into_iter();
+        let mut endpoints = endpoints(Layout { ranks: 3, ring_words: 64, chunk_words: 8 }).into_iter();
         let first = endpoints.next().unwrap();
         thread::scope(|scope| {
             for endpoint in endpoints {
@@ -51,12 +51,12 @@ fn every_rank_reads_all_records_in_order() {
 }
 
 #[test]
-fn garbled_records_are_errors() {
+fn corrupt_records_are_errors() {
     let mut found = 0;
     for seed in 0..200 {
         let mut random = Random::new(seed);
         let [first, second] =
-            endpoints(Layout { ranks: 2, ring_words: 64, piece: 8 }).try_into().ok().unwrap();
+            endpoints(Layout { ranks: 2, ring_words: 64, chunk_words: 8 }).try_into().ok().unwrap();
         let body: Vec<u32> = (0..40).map(|_| random.below(1 << 32) as u32).collect();
         BroadcastRing::new(0).write(&first, 3, &body).unwrap();
         let (at, bit) = (random.below(44) as usize, random.below(32));
@@ -66,17 +66,17 @@ fn garbled_records_are_errors() {
             first.memory.read(first.layout.ring(0) + at, &mut word);
             first.memory.write(first.layout.ring(0) + at, &[word[0] ^ 1 << bit]);
         }
-        // A record that seems longer than what was published ends with the group.
-        first.lose(0);
+        // Ends the wait if the corrupt length exceeds the published words.
+        first.mark_lost(0);
         let read = BroadcastRing::new(0).read(&second, &mut Vec::new());
         assert!(read.is_err(), "seed {seed}");
-        found += u32::from(matches!(read, Err(RingError::Garbled { .. })));
+        found += u32::from(matches!(read, Err(RingError::OutOfStep { .. })));
     }
     assert!(found > 180, "{found}");
 }
 
 #[test]
-fn collectives_give_the_bits_of_ranks_that_are_threads() {
+fn collectives_equal_those_of_thread_ranks_bitwise() {
     for (seed, ranks) in [(1, 2), (2, 3), (3, 5)] {
         let run = |rank: &dyn Ranks, number: usize| {
             let (mut random, mut own) = (Random::new(seed), Random::new(seed * 100 + number as u64));
@@ -86,13 +86,15 @@ fn collectives_give_the_bits_of_ranks_that_are_threads() {
                 let mut numbers: Vec<f32> =
                     (0..rows * width).map(|_| own.below(2000) as f32 / 7.0 - 140.0).collect();
                 let mut all = vec![0.0; rows * width * ranks];
-                JoinBuffers::default().join(rank, &numbers, width, &mut all, width * ranks).unwrap();
-                rank.sum(&mut numbers).unwrap();
+                AllGatherBuffers::default()
+                    .all_gather(rank, &numbers, width, &mut all, width * ranks)
+                    .unwrap();
+                rank.all_reduce(&mut numbers).unwrap();
                 results.extend(numbers.iter().chain(&all).map(|number| number.to_bits()));
             }
             results
         };
-        let layout = Layout { ranks, ring_words: 8, piece: 16 };
+        let layout = Layout { ranks, ring_words: 8, chunk_words: 16 };
         let members = endpoints(layout).into_iter().map(|endpoint| {
             let contributions = Contributions::new();
             contributions.begin_step();
@@ -115,7 +117,7 @@ fn collectives_give_the_bits_of_ranks_that_are_threads() {
 }
 
 fn members(count: usize) -> Vec<Member> {
-    let layout = Layout { ranks: count, ring_words: 64, piece: 16 };
+    let layout = Layout { ranks: count, ring_words: 64, chunk_words: 16 };
     let member = |endpoint| Member { endpoint, contributions: Contributions::new() };
     endpoints(layout).into_iter().map(member).collect()
 }
@@ -126,12 +128,12 @@ fn ranks_out_of_step_are_errors() {
     thread::scope(|scope| {
         let other = scope.spawn(|| {
             second.contributions.begin_step();
-            second.sum(&mut [1.0; 3])
+            second.all_reduce(&mut [1.0; 3])
         });
         first.contributions.begin_step();
-        let errors = [first.sum(&mut [1.0; 4]), other.join().unwrap()];
-        let is_length = |error: &Result<(), StepError>| matches!(error, Err(StepError::Lost(why)) if why.contains("out of step"));
-        assert!(errors.iter().all(is_length), "{errors:?}");
+        let errors = [first.all_reduce(&mut [1.0; 4]), other.join().unwrap()];
+        let is_out_of_step = |error: &Result<(), StepError>| matches!(error, Err(StepError::Lost(why)) if why.contains("out of step"));
+        assert!(errors.iter().all(is_out_of_step), "{errors:?}");
     });
 }
 
@@ -140,48 +142,49 @@ fn an_aborted_step_fails_on_every_rank() {
     let [first, second] = members(2).try_into().ok().unwrap();
     thread::scope(|scope| {
         let other = scope.spawn(|| {
-            for is_aborted_here in [true, true, false, true, false] {
+            for is_aborted in [true, true, false, true, false] {
                 second.contributions.begin_step();
-                let result = second.settle(second.sum(&mut [1.0]));
-                assert_eq!(matches!(result, Err(StepError::Failed(_))), is_aborted_here, "{result:?}");
+                let result = second.finish_step(second.all_reduce(&mut [1.0]));
+                assert_eq!(matches!(result, Err(StepError::Failed(_))), is_aborted, "{result:?}");
             }
         });
-        for is_aborted_here in [true, true, false, true, false] {
+        for is_aborted in [true, true, false, true, false] {
             first.contributions.begin_step();
             let mut row = [2.0];
-            let own = if is_aborted_here { Err(StepError::Failed("no".into())) } else { first.sum(&mut row) };
-            assert_eq!(first.settle(own).is_err(), is_aborted_here);
-            assert!(is_aborted_here || row == [3.0]);
+            let own =
+                if is_aborted { Err(StepError::Failed("no".into())) } else { first.all_reduce(&mut row) };
+            assert_eq!(first.finish_step(own).is_err(), is_aborted);
+            assert!(is_aborted || row == [3.0]);
         }
         other.join().unwrap();
     });
-    // Another rank cannot abort what rank 0 runs.
+    // An abort by another rank than 0 ends the group.
     thread::scope(|scope| {
         let other = scope.spawn(|| {
             second.contributions.begin_step();
-            second.settle(Err(StepError::Failed("no".into())))
+            second.finish_step(Err(StepError::Failed("no".into())))
         });
         first.contributions.begin_step();
-        assert!(matches!(first.sum(&mut [1.0]), Err(StepError::Lost(_))));
+        assert!(matches!(first.all_reduce(&mut [1.0]), Err(StepError::Lost(_))));
         assert!(other.join().unwrap().is_err());
     });
 }
 
 #[test]
-fn a_lost_rank_ends_every_wait() {
+fn a_lost_rank_fails_every_wait() {
     let [first, second, third] = members(3).try_into().ok().unwrap();
     thread::scope(|scope| {
-        let sum = scope.spawn(|| first.sum(&mut [1.0]));
+        let sum = scope.spawn(|| first.all_reduce(&mut [1.0]));
         let read = scope.spawn(|| BroadcastRing::new(0).read(&second.endpoint, &mut Vec::new()));
-        // Long enough that both sleep.
+        // Both ranks are asleep by then.
         thread::sleep(Duration::from_millis(50));
-        third.endpoint.lose(2);
+        third.endpoint.mark_lost(2);
         assert_eq!(sum.join().unwrap(), Err(StepError::Lost("rank 2 has ended".into())));
         assert_eq!(read.join().unwrap(), Err(RingError::Lost(2)));
     });
 }
 
-/// A decode step of one row of this request.
+/// A decode step with one row.
 fn step(request: u64) -> Step {
     let mut step = Step::default();
     step.batch.tokens.push(7);
@@ -191,14 +194,14 @@ fn step(request: u64) -> Step {
 }
 
 #[test]
-fn steps_that_differ_end_the_group_and_are_named() {
+fn differing_steps_end_the_group_and_are_logged() {
     let [first, second] = members(2).try_into().ok().unwrap();
     let (first, second) = (Arc::new(first), Arc::new(second));
     let run = |member: Arc<Member>, request: u64| {
         let (mut control, mut step) = (StepHashes::new(Arc::clone(&member)), step(request));
-        control.begin(&step)?;
-        let result = member.sum(&mut [1.0]);
-        control.end(&mut step, result)
+        control.begin_step(&step)?;
+        let result = member.all_reduce(&mut [1.0]);
+        control.end_step(&mut step, result)
     };
     thread::scope(|scope| {
         let other = scope.spawn(|| run(Arc::clone(&second), 6));
@@ -216,15 +219,15 @@ fn every_rank_gets_the_output_of_rank_0() {
     thread::scope(|scope| {
         let other = scope.spawn(|| {
             let (mut control, mut step) = (StepHashes::new(Arc::clone(&second)), step(5));
-            control.begin(&step).unwrap();
-            control.end(&mut step, second.sum(&mut [1.0])).unwrap();
+            control.begin_step(&step).unwrap();
+            control.end_step(&mut step, second.all_reduce(&mut [1.0])).unwrap();
             step.output
         });
         let (mut control, mut step) = (StepHashes::new(Arc::clone(&first)), step(5));
-        control.begin(&step).unwrap();
+        control.begin_step(&step).unwrap();
         step.output.tokens.push(9);
         step.output.device_ns = 77;
-        control.end(&mut step, first.sum(&mut [1.0])).unwrap();
+        control.end_step(&mut step, first.all_reduce(&mut [1.0])).unwrap();
         assert_eq!(other.join().unwrap(), step.output);
     });
 }

@@ -10,8 +10,8 @@ use crate::contract::kv_event::KvEvent;
 /// Maximum number of tokens and hashes in a log.
 const MAX_WORDS: usize = 1 << 20;
 
-/// Bounded: if the log overflows, one `AllBlocksCleared` replaces its events, and further ones are
-/// not recorded until `take`. The index then announces its contents anew.
+/// Bounded: if the log overflows, one `AllBlocksCleared` replaces its events, and no more are
+/// recorded until `take`. The caller of `take` then stores all contents of the index again.
 #[derive(Clone, Debug)]
 pub(crate) struct EventLog {
     events: Vec<KvEvent>,
@@ -102,14 +102,14 @@ impl EventLog {
     }
 
     /// Moves the events to `into`. Returns whether the log had overflowed: the last event is then
-    /// `AllBlocksCleared`, and the caller announces the contents of the index.
+    /// `AllBlocksCleared`, and the caller must append events that store the contents of the index.
     pub(crate) fn take(&mut self, into: &mut Vec<KvEvent>) -> bool {
         into.append(&mut self.events);
         (self.words, self.extends) = (0, false);
         std::mem::take(&mut self.has_overflowed)
     }
 
-    /// Makes room for an event; false if the log has overflowed.
+    /// Counts the words of an event; false if the log has overflowed and must not record it.
     fn reserve(&mut self, words: usize) -> bool {
         if !self.has_overflowed && self.words + words > self.max_words {
             self.cleared();

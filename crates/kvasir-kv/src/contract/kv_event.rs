@@ -2,8 +2,9 @@
 //! mirrors the contents of a cache.
 //!
 //! A mirror that starts empty and applies all events in order holds exactly the prefixes that
-//! `Prefix::lookup` can hit. If more events arise than are kept until they are taken,
-//! `AllBlocksCleared` and the current contents replace them. Guarded by `tests/shadow`.
+//! `Prefix::lookup` can hit. If the log overflows before its events are taken, `AllBlocksCleared`
+//! and events that store the current contents replace them. Guarded by `tests/shadow` and
+//! `tests/event_overflow.rs`.
 
 use crate::contract::ids::Token;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,8 @@ pub enum KvEvent {
         tokens: Vec<Token>,
         /// Tokens per block.
         block_size: u32,
-        /// The tenant's salt, if the first block begins a prompt (`parent` is `None`); else 0.
+        /// The tenant's salt if `parent` is `None`, so that the first block begins a prompt; else
+        /// 0.
         #[serde(default)]
         salt: u64,
     },

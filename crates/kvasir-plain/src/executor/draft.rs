@@ -33,8 +33,8 @@ pub(crate) struct DraftProgram {
 
 impl Drafting {
     /// A draft model for a target of these limits; `None` if the checkpoint has no such program.
-    /// `from` is the target's tap that it takes as hidden states, and `state` its own tap that takes
-    /// the place of that while drafting; both are none for a model of its own.
+    /// `from` is the target's tap that it takes as hidden states, and `state` its own tap that
+    /// takes the place of that while drafting; both are none for a model of its own.
     pub fn new(
         model: &PlainModel,
         source: DraftSource,
@@ -59,10 +59,10 @@ impl Drafting {
         Some(Self { drafter, from })
     }
 
-    /// Makes its program one rank of a tensor-parallel group, as [`PlainExecutor::among`] does. A whole
-    /// program needs no group: all ranks then draft alike.
+    /// Makes its executor one rank of a tensor-parallel group, as [`PlainExecutor::among`] does.
+    /// Not needed for an unsharded draft program.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        self.drafter.model_mut().executor.join_ranks(ranks)?;
+        self.drafter.model_mut().executor.set_ranks(ranks)?;
         Ok(self)
     }
 }

@@ -74,8 +74,8 @@ impl PlainExecutor {
         }
     }
 
-    /// Declares the batch sizes of decode steps, in rising order, as a device of static shapes does.
-    /// Nothing here runs better at them: the padding is what is checked.
+    /// Declares the batch sizes of decode steps, in rising order, as a device of static shapes
+    /// does. Nothing here runs better at them: the padding is what is checked.
     pub fn with_batch_sizes(mut self, sizes: Vec<u32>) -> Self {
         self.batch_sizes = sizes;
         self
@@ -84,11 +84,11 @@ impl PlainExecutor {
     /// Makes it one rank of a tensor-parallel group; fails if the program is sharded for another
     /// number of ranks.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        self.join_ranks(ranks)?;
+        self.set_ranks(ranks)?;
         Ok(self)
     }
 
-    pub(crate) fn join_ranks(&mut self, ranks: impl Ranks + 'static) -> Result<(), String> {
+    pub(crate) fn set_ranks(&mut self, ranks: impl Ranks + 'static) -> Result<(), String> {
         self.compiled.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
         Ok(())

@@ -13,8 +13,8 @@ pub struct Source {
     /// `None` describes a model with synthetic weights (`bench --shape`): every tensor that the
     /// config implies counts as present.
     pub tensors: Option<BTreeMap<String, Vec<usize>>>,
-    /// Elements per quantization block, by tensor name (the weight's, for types with companion
-    /// tensors). Tensors whose elements can be read one by one are absent.
+    /// Elements per quantization block, by weight name. Types with companion tensors (scales) are
+    /// listed once, and unquantized weights are absent.
     pub blocks: BTreeMap<String, usize>,
     /// Deviations of the checkpoint's storage from the Hugging Face layout.
     pub layout: Layout,

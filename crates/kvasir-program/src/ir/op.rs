@@ -101,8 +101,8 @@ pub struct Experts {
     pub down: Matrices,
     /// The gated activation between them.
     pub activation: Activation,
-    /// The router's number of the first of these experts; 0 unless experts are spread over ranks.
-    /// Choices of experts before it, or beyond these, contribute nothing.
+    /// Router index of the first local expert; 0 unless ranks divide the experts. Routes to experts
+    /// of other ranks contribute nothing.
     #[serde(default)]
     pub first: usize,
 }
@@ -114,8 +114,8 @@ pub enum Collective {
     /// All-reduce, accumulated in rank order: each rank multiplied a slice of the inputs (row
     /// parallel).
     Sum,
-    /// All-gather in rank order: each rank computed a slice of the outputs (column parallel). With
-    /// `n` ranks each holds `ceil(width / n)` elements of the result; the last ones may hold fewer.
+    /// All-gather in rank order: each rank computed a slice of the outputs (column parallel). Each
+    /// of `n` ranks holds `ceil(width / n)` elements of the result; the last ones may hold fewer.
     Join,
 }
 
@@ -393,7 +393,7 @@ impl Op {
         }
     }
 
-    /// Names its result anew.
+    /// Changes the id of its result.
     pub(crate) fn set_out(&mut self, to: ValueId) {
         match self {
             Self::Embed { out, .. }

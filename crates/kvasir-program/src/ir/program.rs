@@ -74,13 +74,12 @@ pub struct Program {
     pub layers: Vec<LayerFacts>,
     /// Values that callers may inspect.
     pub taps: Vec<(Tap, ValueId)>,
-    /// The part of the model that it computes, if it is one rank's program
-    /// ([`Program::for_rank`]).
+    /// The rank whose shard it computes ([`Program::for_rank`]); `None` for a complete model.
     #[serde(default)]
     pub shard: Option<Shard>,
 }
 
-/// One rank's part of a model (tensor parallelism).
+/// The rank that a sharded program belongs to (tensor parallelism).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
     /// The rank, from 0.
@@ -115,8 +114,8 @@ impl Program {
         self.values[id.0 as usize]
     }
 
-    /// Experts that the router of a mixture op chooses from, on all ranks; 0 for other ops.
-    pub fn routed(&self, op: &Op) -> usize {
+    /// Number of routed experts of a mixture op, summed over the ranks; 0 for other ops.
+    pub fn routed_experts(&self, op: &Op) -> usize {
         let Op::Mixture { routes, .. } = op else { return 0 };
         let scores = self.ops.iter().find_map(|op| match op {
             Op::Route { scores, out, .. } if out == routes => Some(*scores),
@@ -152,7 +151,7 @@ impl Program {
         }
     }
 
-    /// The number of tensor-parallel ranks it is sharded for; `None` for a whole model.
+    /// The number of tensor-parallel ranks it is sharded for; `None` for a complete model.
     pub fn ranks(&self) -> Option<usize> {
         self.shard.map(|shard| shard.ranks)
     }

@@ -1,12 +1,15 @@
-//! How much of each weight a program reads. A rank's program reads a part of most.
+//! Number of elements that a program reads of each weight: all, or one rank's shard.
 
 use crate::ir::op::Op;
 use crate::ir::program::Program;
 use crate::ir::weight::{Matrices, Matrix, WeightId};
 
 impl Program {
-    /// Elements that its ops read of each weight, by [`WeightId`]. Elements of a tied weight count
-    /// at the weight whose bytes are used, and elements that several ops read count once.
+    /// Elements of each weight that its ops read, indexed by [`WeightId`]. Reads of a tied weight
+    /// count at the weight that stores its bytes.
+    ///
+    /// Reads by several ops are added, up to the weight's size: exact unless ops overlap in a part
+    /// of it.
     pub fn elements_read(&self) -> Vec<usize> {
         let mut usage = Usage { program: self, elements: vec![0; self.weights.len()] };
         self.ops.iter().for_each(|op| usage.op(op));
@@ -27,7 +30,7 @@ impl Usage<'_> {
         *read = read.saturating_add(elements).min(all);
     }
 
-    fn whole(&mut self, id: WeightId) {
+    fn add_all(&mut self, id: WeightId) {
         self.add(id, usize::MAX);
     }
 
@@ -42,10 +45,10 @@ impl Usage<'_> {
 
     fn op(&mut self, op: &Op) {
         match op {
-            Op::Embed { table, .. } => self.whole(*table),
+            Op::Embed { table, .. } => self.add_all(*table),
             Op::Norm { weight, bias, .. } => {
-                self.whole(*weight);
-                bias.iter().for_each(|bias| self.whole(*bias));
+                self.add_all(*weight);
+                bias.iter().for_each(|bias| self.add_all(*bias));
             }
             Op::Linear { matrix, .. } | Op::Head { matrix, .. } => self.matrix(matrix),
             Op::GroupLinear { matrices, .. } => self.family(matrices),
@@ -54,7 +57,7 @@ impl Usage<'_> {
                 let heads = self.program.value(*q).width() / facts.key_dim.max(1);
                 self.add(sinks.weight, heads);
             }
-            Op::Route { routing, .. } => routing.correction.iter().for_each(|id| self.whole(*id)),
+            Op::Route { routing, .. } => routing.correction.iter().for_each(|id| self.add_all(*id)),
             Op::Mixture { experts, .. } => {
                 [&experts.gate, &experts.up, &experts.down].into_iter().for_each(|all| self.family(all));
             }

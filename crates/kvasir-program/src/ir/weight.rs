@@ -47,8 +47,8 @@ pub struct Weight {
     ///
     /// The checkpoint need not contain this tensor; if it does, the tensor is a copy.
     pub tie: Option<WeightId>,
-    /// Neighboring elements of a row that the checkpoint encodes together (a quantization block).
-    /// Only whole blocks can be read; 1 if each element can.
+    /// Elements per quantization block, which lies in one row; 1 for unquantized types. Only whole
+    /// blocks can be dequantized.
     #[serde(default = "one")]
     pub block: usize,
 }
@@ -104,9 +104,9 @@ impl Matrix {
         Self { bias: weight.map(|weight| Vector { weight, offset: 0, stride: 1 }), ..self }
     }
 
-    /// The matrix of some of its outputs (column-parallel).
+    /// The view of a range of its outputs, with their biases (column-parallel).
     #[must_use]
-    pub fn rows(self, outputs: Range<usize>) -> Self {
+    pub fn slice_outputs(self, outputs: Range<usize>) -> Self {
         let shift = |bias: Vector| Vector { offset: bias.offset + outputs.start * bias.stride, ..bias };
         Self {
             offset: self.offset + outputs.start * self.output_stride,
@@ -116,17 +116,17 @@ impl Matrix {
         }
     }
 
-    /// The matrix of some of its inputs (row-parallel), with the whole bias.
+    /// The view of a range of its inputs, with the complete bias (row-parallel).
     #[must_use]
-    pub fn columns(self, inputs: Range<usize>) -> Self {
+    pub fn slice_inputs(self, inputs: Range<usize>) -> Self {
         Self { offset: self.offset + inputs.start * self.input_stride, inputs: inputs.len(), ..self }
     }
 
-    /// Where its rows lie within a weight whose stored rows have `row_len` elements, if each is a
-    /// contiguous part of one stored row, the same part of each; else `None`.
+    /// The stored rows that its outputs read, for a weight whose rows have `row_len` elements.
+    /// `None` unless each output is one contiguous column range, equal for all, of one stored row.
     ///
-    /// All leading dimensions of the weight count as rows. Quantized formats can serve only such
-    /// matrices row by row.
+    /// All leading dimensions of the weight count as rows. Only such matrices can be dequantized
+    /// row by row.
     pub fn stored_rows(&self, row_len: usize) -> Option<StoredRows> {
         let row_len = row_len.max(1);
         let start = self.offset % row_len;
@@ -138,14 +138,14 @@ impl Matrix {
     }
 }
 
-/// The stored rows of a matrix: row `n` is part of stored row `first + n * step`.
+/// The stored rows of a matrix: output `n` is `columns` of stored row `first + n * step`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRows {
     /// Stored row of output 0.
     pub first: usize,
     /// Stored rows from one output to the next.
     pub step: usize,
-    /// The part of each stored row, in elements.
+    /// Column range within each stored row, in elements.
     pub columns: Range<usize>,
 }
 
@@ -166,7 +166,7 @@ pub struct Matrices {
 }
 
 impl Matrices {
-    /// Some of the matrices.
+    /// The sub-family of the matrices numbered `of`.
     #[must_use]
     pub fn range(&self, of: Range<usize>) -> Self {
         Self { count: of.len(), first: self.nth(of.start), ..*self }

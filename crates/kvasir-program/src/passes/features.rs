@@ -11,9 +11,9 @@ impl Program {
     /// target's own arithmetic.
     pub const FEATURES: &'static str = "draft.fc.weight";
 
-    /// The program with [`Tap::Features`]: the inputs of three layers, concatenated and projected to
-    /// `width` by the weight [`FEATURES`](Self::FEATURES). Nothing else changes. Fails if a layer is
-    /// missing.
+    /// The program with [`Tap::Features`]: the inputs of three layers, concatenated and projected
+    /// to `width` by the weight [`FEATURES`](Self::FEATURES). Nothing else changes. Fails if a
+    /// layer is missing.
     pub fn with_features(&self, layers: [u32; 3], width: usize) -> Result<Self> {
         let mut program = self.clone();
         let input = |layer: u32| {

@@ -1,5 +1,5 @@
-//! Passes over a finished program: buffer assignment, leaving out rows whose logits are not wanted,
-//! and dividing a program among ranks.
+//! Passes over a finished program: buffer assignment, pruning of rows without sampled logits, and
+//! sharding among tensor-parallel ranks.
 
 pub(crate) mod buffers;
 pub(crate) mod features;

@@ -1,5 +1,5 @@
 //! Live step subscriptions: each subscriber receives a trace of every step of an engine, in this
-//! process or in a worker's, through a bounded queue.
+//! process or in a worker, through a bounded queue.
 //!
 //! Backpressure: a subscriber whose queue is full misses steps, and restarts with a `Begin` event
 //! and a full snapshot once half its queue is read. A slow subscriber never delays the engine; each
@@ -44,12 +44,12 @@ pub struct StepFeed {
     counts: Arc<Mutex<HashMap<Visibility, usize>>>,
 }
 
-/// The engines whose steps can be watched.
+/// The engines that can be subscribed to.
 #[derive(Clone)]
 enum Engines {
-    /// The one in this process.
-    Own(mpsc::Sender<Subscriber>),
-    /// Those of workers.
+    /// The engine in this process.
+    Local(mpsc::Sender<Subscriber>),
+    /// Engines in worker processes.
     Replicas(Arc<dyn Replicas>),
 }
 
@@ -64,7 +64,7 @@ impl StepFeed {
     /// A subscription handle, and the observer that must be installed in the engine.
     pub fn new() -> (Self, Box<dyn Observer>) {
         let (sender, receiver) = mpsc::channel();
-        let feed = Self { engines: Engines::Own(sender), counts: Arc::default() };
+        let feed = Self { engines: Engines::Local(sender), counts: Arc::default() };
         (feed, Box::new(Subscribers { receiver, subscribers: Vec::new() }))
     }
 
@@ -73,13 +73,13 @@ impl StepFeed {
         Self { engines: Engines::Replicas(replicas), counts: Arc::default() }
     }
 
-    /// Subscribes to the steps of the engine, or of the first replica, from the next one on.
+    /// Subscribes to the engine, or to replica 0, from its next step on.
     pub fn subscribe(&self, sees: Visibility) -> Result<StepSubscription, ApiError> {
         self.subscribe_to(sees, 0)
     }
 
-    /// Subscribes to the steps of a replica from the next one on. The index is ignored if the only
-    /// engine is in this process.
+    /// Subscribes to a replica from its next step on. The index is ignored if the only engine is in
+    /// this process.
     pub fn subscribe_to(&self, sees: Visibility, replica: usize) -> Result<StepSubscription, ApiError> {
         let mut counts = locked(&self.counts);
         if counts.values().sum::<usize>() >= MAX_SUBSCRIBERS {
@@ -92,11 +92,11 @@ impl StepFeed {
         *own += 1;
         drop(counts);
         let (send, receiver) = channel(BACKLOG);
-        // Its drop counts the subscription out.
+        // Its `Drop` decrements the counts, on the error paths below, too.
         let mut subscription =
             StepSubscription { events: Box::new(Queue(receiver)), sees, counts: self.counts.clone() };
         match &self.engines {
-            Engines::Own(sender) => {
+            Engines::Local(sender) => {
                 sender.send(Subscriber { send, sees, tracer: None }).map_err(|_| stopped())?;
             }
             Engines::Replicas(replicas) => {
@@ -104,7 +104,7 @@ impl StepFeed {
                     Visibility::All => None,
                     Visibility::Key(key) => Some(key),
                 };
-                subscription.events = replicas.watch_steps(replica, key).ok_or_else(stopped)?;
+                subscription.events = replicas.subscribe_steps(replica, key).ok_or_else(stopped)?;
             }
         }
         Ok(subscription)

@@ -89,7 +89,7 @@ impl Default for ClientRules {
 pub struct Live {
     /// The step subscription service.
     pub feed: StepFeed,
-    /// Limits, and addresses of streams.
+    /// Limits of the engines, and addresses of their streams.
     pub ranks: RankConfig,
     /// The engine's configuration, in the trace page's format.
     pub setup: Value,
@@ -144,7 +144,7 @@ impl App {
         self.model.chat.needs_tool_prompt()
     }
 
-    /// Load of each engine that runs; none if no request can be served now.
+    /// Load of each running engine; empty while the server is not ready.
     pub fn rank_loads(&self) -> Vec<RankLoad> {
         if self.host.why_not_ready().is_some() {
             return Vec::new();

@@ -1,8 +1,8 @@
 //! Serves a bound listener while the model loads: `/live` succeeds, all other paths get `503`.
 //!
 //! The port is bound before the model is read, so a port in use fails at once, and probes reach a
-//! server that is not ready. Connections close after their response; those that are open when the
-//! service ends get theirs.
+//! server that is not ready. Connections close after their response; connections that are open when
+//! loading ends still receive theirs.
 
 use crate::error::ApiError;
 use crate::http::connections::Connections;

@@ -38,7 +38,7 @@ pub use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome, An
 pub use crate::http::app::{App, ClientRules, Live};
 pub use crate::http::loading::Loading;
 pub use crate::http::model_fetcher::{FetchModel, FetchedFile};
-pub use crate::http::rank_config::{EventStreams, RankConfig};
+pub use crate::http::rank_config::{PublishedStreams, RankConfig};
 pub use crate::http::server::{Probes, serve, start_probes};
 pub use crate::http::transport::limit_listener::LimitListener;
 pub use crate::http::transport::tls::TlsFiles;

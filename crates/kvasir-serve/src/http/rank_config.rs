@@ -1,57 +1,56 @@
-//! Limits of the engines and addresses of their streams, as routers in front of several servers need
-//! them.
+//! Limits of the engines and addresses of their ZMQ streams, as external routers read them.
 
 use kvasir_engine::Route;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// What an app knows of its engines' configuration.
+/// Configuration of the engines.
 #[derive(Clone, Debug, Default)]
 pub struct RankConfig {
-    /// Most running sequences of an engine.
+    /// Maximum number of running sequences of an engine.
     pub max_num_seqs: u32,
-    /// Most tokens in a step of an engine.
+    /// Maximum number of tokens in a step of an engine.
     pub max_num_batched_tokens: u32,
-    /// Routing policy over several engines.
+    /// Routing policy; `None` with one engine.
     pub route: Option<Route>,
     /// Addresses of streams.
-    pub streams: EventStreams,
+    pub streams: PublishedStreams,
 }
 
-/// Addresses of what the engines publish, each by rank; empty for what is off.
+/// Addresses of the engines' ZMQ streams, by rank; empty if a stream is disabled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EventStreams {
-    /// First frame of the messages of KV events.
+pub struct PublishedStreams {
+    /// Topic (first frame) of KV event messages.
     pub topic: String,
-    /// Streams of KV events.
+    /// KV event streams.
     pub events: Vec<SocketAddr>,
-    /// Replays of KV events.
+    /// Replay sockets of the KV event streams.
     pub replays: Vec<SocketAddr>,
-    /// Batches that a stream keeps for replays.
+    /// Maximum number of batches in a stream's replay buffer.
     pub kept_batches: usize,
-    /// Streams of loads.
+    /// Load streams.
     pub loads: Vec<SocketAddr>,
 }
 
-/// First frame of the messages of loads.
+/// Topic (first frame) of load messages.
 pub(crate) const LOAD_TOPIC: &str = "load";
 
-impl EventStreams {
+impl PublishedStreams {
     /// SGLang's descriptor of the publisher; `null` without KV events, or if the ports of the ranks
-    /// are not in a row, which it cannot express.
+    /// are not consecutive, which the descriptor cannot express.
     pub(crate) fn descriptor(&self, block_size: u64) -> Value {
-        let Some((host, port)) = in_a_row(&self.events) else { return Value::Null };
+        let Some((host, port)) = base_endpoint(&self.events) else { return Value::Null };
         let mut descriptor = json!({
             "publisher": "zmq", "endpoint_host": host, "endpoint_port_base": port, "topic": self.topic,
             "block_size": block_size, "dp_size": self.events.len(),
         });
-        if let Some((host, port)) = in_a_row(&self.replays) {
+        if let Some((host, port)) = base_endpoint(&self.replays) {
             descriptor["replay_endpoint_host"] = host.into();
             descriptor["replay_endpoint_port_base"] = port.into();
             descriptor["replay_buffer_steps"] = self.kept_batches.into();
         }
         // Routers expect loads on the host of the events.
-        if let Some((load_host, port)) = in_a_row(&self.loads)
+        if let Some((load_host, port)) = base_endpoint(&self.loads)
             && load_host == host
         {
             descriptor["load_endpoint_port_base"] = port.into();
@@ -61,11 +60,11 @@ impl EventStreams {
     }
 }
 
-/// Host and first port, if the port of rank `i` is the first plus `i`. The host `*` is the one of the
-/// server, as a router knows it.
-fn in_a_row(addresses: &[SocketAddr]) -> Option<(String, u16)> {
+/// Host and first port, if the port of rank `i` is the first plus `i`. `*` stands for the host at
+/// which a router reaches the server.
+fn base_endpoint(addresses: &[SocketAddr]) -> Option<(String, u16)> {
     let first = addresses.first()?;
-    let is_in_row = addresses
+    let is_consecutive = addresses
         .iter()
         .zip(u32::from(first.port())..)
         .all(|(address, port)| u32::from(address.port()) == port);
@@ -74,7 +73,7 @@ fn in_a_row(addresses: &[SocketAddr]) -> Option<(String, u16)> {
         SocketAddr::V4(address) => address.ip().to_string(),
         SocketAddr::V6(address) => format!("[{}]", address.ip()),
     };
-    is_in_row.then_some((host, first.port()))
+    is_consecutive.then_some((host, first.port()))
 }
 
 #[cfg(test)]
@@ -86,8 +85,8 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_have_the_first_port_of_each_row() {
-        let streams = EventStreams {
+    fn descriptors_contain_the_base_ports() {
+        let streams = PublishedStreams {
             topic: "kv".into(),
             events: addresses(&["0.0.0.0:5557", "0.0.0.0:5558"]),
             replays: addresses(&["0.0.0.0:6557", "0.0.0.0:6558"]),
@@ -101,21 +100,21 @@ mod tests {
             "load_endpoint_port_base": 7557, "load_topic": "load",
         });
         assert_eq!(streams.descriptor(16), whole);
-        let one = EventStreams { events: addresses(&["[::1]:5557"]), ..EventStreams::default() };
+        let one = PublishedStreams { events: addresses(&["[::1]:5557"]), ..PublishedStreams::default() };
         let expected = json!({
             "publisher": "zmq", "endpoint_host": "[::1]", "endpoint_port_base": 5557, "topic": "",
             "block_size": 16, "dp_size": 1,
         });
         assert_eq!(one.descriptor(16), expected);
-        let elsewhere = EventStreams { loads: addresses(&["127.0.0.1:7557"]), ..one };
+        let elsewhere = PublishedStreams { loads: addresses(&["127.0.0.1:7557"]), ..one };
         assert_eq!(elsewhere.descriptor(16), expected);
     }
 
     #[test]
-    fn scattered_ports_have_no_descriptor() {
+    fn nonconsecutive_ports_have_no_descriptor() {
         let events = addresses(&["127.0.0.1:5557", "127.0.0.1:6000"]);
-        let streams = EventStreams { events, ..EventStreams::default() };
+        let streams = PublishedStreams { events, ..PublishedStreams::default() };
         assert_eq!(streams.descriptor(16), Value::Null);
-        assert_eq!(EventStreams::default().descriptor(16), Value::Null);
+        assert_eq!(PublishedStreams::default().descriptor(16), Value::Null);
     }
 }

@@ -72,7 +72,7 @@ impl App {
             .route("/v1/admin/replicas", get(replicas::list))
             .route("/v1/admin/replicas/{id}/drain", post(replicas::drain))
             .route("/v1/admin/replicas/{id}/restart", post(replicas::restart))
-            // SGLang's routes for routers.
+            // SGLang's endpoints for external routers.
             .route("/server_info", get(server_info::server_info))
             .route("/get_server_info", get(server_info::server_info))
             .route("/model_info", get(server_info::model_info))

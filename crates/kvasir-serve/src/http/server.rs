@@ -20,8 +20,8 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Serves `/live`, `/health` and, without API keys, `/metrics` on a separate listener for the
-/// lifetime of the process, including graceful shutdown. Until the app is there
-/// ([`Probes::serve_app`]), [`Loading`] serves the listener.
+/// lifetime of the process, including graceful shutdown. Until [`Probes::serve_app`] is called,
+/// [`Loading`] serves the listener.
 ///
 /// It has a thread and a runtime of its own, so probes never wait for other requests.
 pub fn start_probes(address: SocketAddr, connections: usize, read_timeout: Duration) -> io::Result<Probes> {
@@ -37,7 +37,7 @@ pub fn start_probes(address: SocketAddr, connections: usize, read_timeout: Durat
     Ok(Probes { address, app: sender })
 }
 
-/// The probe listener of a server that loads its model.
+/// The probe listener while the model loads.
 pub struct Probes {
     address: SocketAddr,
     app: oneshot::Sender<(Arc<App>, oneshot::Sender<()>)>,
@@ -49,12 +49,13 @@ impl Probes {
         self.address
     }
 
-    /// Hands over the app of the loaded model. Probes that connect after this has returned reach it.
+    /// Serves probes from the app of the loaded model. Connections opened after it returns reach
+    /// the app.
     pub async fn serve_app(self, app: Arc<App>) {
-        let (taken_over, waits) = oneshot::channel();
+        let (taken_over, done) = oneshot::channel();
         // Fails only if the thread of the listener has ended.
         if self.app.send((app, taken_over)).is_ok() {
-            let _ = waits.await;
+            let _ = done.await;
         }
     }
 }

@@ -100,7 +100,7 @@ impl EngineMetrics {
         Box::new(MetricsObserver(Arc::clone(self)))
     }
 
-    /// Number of steps that were started.
+    /// Number of started steps.
     pub fn steps(&self) -> u64 {
         self.steps.get()
     }
@@ -110,7 +110,7 @@ impl EngineMetrics {
         self.cells().map(|(_, cell)| cell.load(Ordering::Relaxed)).collect()
     }
 
-    /// The load of the engine, as the one with this rank.
+    /// The load of the engine, reported as `rank`.
     pub(super) fn load(&self, rank: usize) -> RankLoad {
         RankLoad {
             rank,
@@ -121,7 +121,7 @@ impl EngineMetrics {
         }
     }
 
-    /// Share of the looked-up prompt tokens that the prefix cache held.
+    /// Prefix cache hit rate: hit tokens per looked-up prompt token, 0 to 1.
     pub(super) fn hit_rate(&self) -> f64 {
         self.prefix_hits.get() as f64 / self.prefix_queries.get().max(1) as f64
     }
@@ -231,9 +231,9 @@ impl Observer for MetricsObserver {
     }
 }
 
-/// Figures of a replica's engine as of its last report. Counts are those of the running process.
+/// Statistics of a replica's engine after its last report. Counters start at 0 with each process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct ReplicaFigures {
+pub(crate) struct ReplicaStats {
     /// Running requests.
     running: u64,
     /// Requests in its queue.
@@ -245,9 +245,7 @@ pub(crate) struct ReplicaFigures {
     /// Prompt tokens looked up in the prefix cache, and found there.
     prefix_queries: u64,
     prefix_hits: u64,
-    /// Steps.
     steps: u64,
-    /// Generated tokens.
     generation_tokens: u64,
 }
 
@@ -270,10 +268,10 @@ impl ReplicaMetrics {
         Self { replicas, ended: Mutex::new(ended), total }
     }
 
-    /// Figures of a replica for the operator.
-    pub(crate) fn figures(&self, replica: usize) -> ReplicaFigures {
-        let Some(engine) = self.replicas.get(replica) else { return ReplicaFigures::default() };
-        ReplicaFigures {
+    /// Statistics of a replica; all 0 if there is no such replica.
+    pub(crate) fn stats(&self, replica: usize) -> ReplicaStats {
+        let Some(engine) = self.replicas.get(replica) else { return ReplicaStats::default() };
+        ReplicaStats {
             running: engine.running.get(),
             waiting: engine.waiting.get(),
             kv_slots: engine.capacity.get(),

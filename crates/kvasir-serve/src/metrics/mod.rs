@@ -93,14 +93,14 @@ impl Metrics {
         Self { replicas: Some(replicas), ..metrics }
     }
 
-    /// Load and prefix hit rate of each engine that runs, as of its last step.
+    /// Load and prefix cache hit rate of each running engine after its last step.
     pub(crate) fn rank_loads(&self) -> Vec<(RankLoad, f64)> {
         let load = |(rank, engine): (usize, &EngineMetrics)| (engine.load(rank), engine.hit_rate());
         let loads: Vec<_> = match &self.replicas {
             Some(replicas) => replicas.by_replica().map(load).collect(),
             None => vec![load((0, &self.engine))],
         };
-        // The metrics of an engine whose process has ended are 0.
+        // An engine whose process has ended has capacity 0.
         loads.into_iter().filter(|(load, _)| load.capacity > 0).collect()
     }
 

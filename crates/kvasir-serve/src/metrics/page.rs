@@ -1,8 +1,9 @@
 //! The `/metrics` page: names and help texts of all metric families, in Kvasir's or vLLM's naming.
 //!
-//! The gauges that the schedulers of llm-d and of the Gateway API inference extension read have
-//! vLLM's names in both: pods without a label of their engine are read as vLLM's. These schedulers
-//! take the first sample of a family, so each of them has one, summed over all replicas.
+//! The gauges that the schedulers of llm-d and of the Gateway API inference extension read are also
+//! exported under vLLM's names, because these schedulers treat a pod without an engine label as
+//! vLLM. They read the first sample of a family, so each of these gauges has one sample, summed
+//! over all replicas.
 
 use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
@@ -33,7 +34,7 @@ impl Metrics {
         text
     }
 
-    /// What schedulers in front of several servers read.
+    /// Gauges that the schedulers of llm-d and of the Gateway API inference extension read.
     fn scheduler_gauges(&self, page: &mut TextExposition) {
         let capacity = self.engine.capacity.get();
         let usage = self.engine.slots_held.get() as f64 / capacity.max(1) as f64;
@@ -208,7 +209,8 @@ impl Metrics {
     }
 }
 
-/// Says that no adapter can be loaded. Schedulers log an error at each scrape without this family.
+/// Reports that no LoRA adapter can be loaded. Without this family, schedulers log an error at each
+/// scrape.
 fn adapter_info(page: &mut TextExposition) {
     page.info(
         "lora_requests_info",
@@ -217,7 +219,7 @@ fn adapter_info(page: &mut TextExposition) {
     );
 }
 
-/// The processes of replicas.
+/// Exposes readiness, restarts and hangs of each replica.
 fn replica_processes(page: &mut TextExposition, replicas: &[ReplicaStatus]) {
     if replicas.is_empty() {
         return;
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn schedulers_find_their_gauges_under_vllms_names() {
+    fn scheduler_gauges_have_vllm_names() {
         let two = Metrics::of_replicas(2);
         let replica = EngineMetrics::default();
         replica.running.set(3);

@@ -104,8 +104,8 @@ export class Engine extends EventTarget {
     for (;;) {
       await this.until(true);
       const stop = new AbortController(), stopIfLost = () => (link.up && this.isWatched) || stop.abort();
-      const { replica } = this, stopForOther = () => stop.abort();
-      this.addEventListener("replica", stopForOther, { once: true });
+      const { replica } = this, stopOnReplicaChange = () => stop.abort();
+      this.addEventListener("replica", stopOnReplicaChange, { once: true });
       link.addEventListener("change", stopIfLost);
       this.addEventListener("watch", stopIfLost);
       try {
@@ -123,10 +123,10 @@ export class Engine extends EventTarget {
       this.isOpen = false;
       link.removeEventListener("change", stopIfLost);
       this.removeEventListener("watch", stopIfLost);
-      this.removeEventListener("replica", stopForOther);
+      this.removeEventListener("replica", stopOnReplicaChange);
       this.figures.lost();
       resumes = link.up && !this.isWatched && replica === this.replica;
-      // Another replica's steps are opened at once.
+      // The steps of a newly chosen replica are requested at once.
       if (!resumes && replica === this.replica) await link.pause(RETRY);
     }
   }

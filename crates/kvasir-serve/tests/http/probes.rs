@@ -125,7 +125,7 @@ fn connections_opened_while_the_model_loads_are_answered() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let (address, loading) = server.listen_loading();
     let early = connect(address);
-    // A later connection was accepted, so the early one was, too.
+    // Connections are accepted in order, so the early one has been accepted.
     assert_eq!(status(address, "/live", ""), 200);
     server.finish_loading(loading);
     assert_eq!(status(address, "/health", "Connection: close\r\n"), 200);

@@ -1,11 +1,11 @@
-//! SGLang's descriptions of a worker: `/server_info`, `/model_info`, `/v1/loads`.
+//! SGLang's worker endpoints: `/server_info`, `/model_info`, `/v1/loads`.
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
 use serde_json::{Value, json};
 
 #[test]
-fn routers_read_the_engine_and_its_load() {
+fn worker_endpoints_report_limits_and_load() {
     let server = Server::start(CacheKind::Paged, 256, &[]);
     let body = json!({"prompt": vec![1; 40], "max_tokens": 2, "ignore_eos": true});
     let complete = || server.post("/v1/completions", &body).0;
@@ -37,7 +37,7 @@ fn routers_read_the_engine_and_its_load() {
 }
 
 #[test]
-fn descriptions_need_a_key() {
+fn worker_endpoints_require_a_key() {
     let server = Server::start(CacheKind::Paged, 256, &["sk-one"]);
     for path in ["/server_info", "/model_info", "/v1/loads"] {
         assert_eq!(server.send("GET", path, "", "").0, 401, "{path}");

@@ -25,9 +25,9 @@ pub(crate) struct DraftProgram {
 }
 
 impl Drafting {
-    /// A draft model for a target of these limits. `from` is the target's tap that it takes as hidden
-    /// states, and `state` its own tap that takes the place of that while drafting; both are none for
-    /// a model of its own. The models must [keep](CpuModel::keeping) them.
+    /// A draft model for a target of these limits. `from` is the target's tap that it takes as
+    /// hidden states, and `state` its own tap that takes the place of that while drafting; both are
+    /// none for a model of its own. The models must [keep](CpuModel::keeping) them.
     pub fn new(
         model: Arc<CpuModel>,
         kind: DraftModelKind,
@@ -46,10 +46,10 @@ impl Drafting {
         Ok(Self { drafter: ModelDrafter::new(program, kind, shape, limits.slots), from })
     }
 
-    /// Makes its program one rank of a tensor-parallel group, as [`CpuExecutor::among`] does. A whole
-    /// program needs no group: all ranks then draft alike.
+    /// Makes its executor one rank of a tensor-parallel group, as [`CpuExecutor::among`] does. Not
+    /// needed for an unsharded draft program.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        self.drafter.model_mut().executor.join_ranks(ranks)?;
+        self.drafter.model_mut().executor.set_ranks(ranks)?;
         Ok(self)
     }
 }

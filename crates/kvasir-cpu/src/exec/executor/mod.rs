@@ -114,11 +114,11 @@ impl CpuExecutor {
     /// Makes it one rank of a tensor-parallel group. Fails if the model's program was not split for
     /// that many ranks.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        self.join_ranks(ranks)?;
+        self.set_ranks(ranks)?;
         Ok(self)
     }
 
-    pub(crate) fn join_ranks(&mut self, ranks: impl Ranks + 'static) -> Result<(), String> {
+    pub(crate) fn set_ranks(&mut self, ranks: impl Ranks + 'static) -> Result<(), String> {
         self.model.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
         Ok(())
@@ -250,8 +250,8 @@ impl CpuExecutor {
         Ok(())
     }
 
-    /// Runs the forward pass of a step. `hidden` has a row per token for MTP (draft) programs, which
-    /// continue from the target's hidden states, and is empty for others.
+    /// Runs the forward pass of a step. `hidden` has a row per token for MTP (draft) programs,
+    /// which continue from the target's hidden states, and is empty for others.
     fn forward(&mut self, step: &Step, hidden: &[f32]) -> Result<(), StepError> {
         self.last = 0;
         let program = &self.model.program;
@@ -294,7 +294,8 @@ impl CpuExecutor {
             return Err(StepError::Failed(format!("plan copies slot {last} of a pool of {slots}")));
         }
         self.own.grow(last + 1);
-        // SAFETY: the slots exist; only this executor writes its pool, and it runs nothing else now.
+        // SAFETY: the slots exist; only this executor writes its pool, and it runs nothing else
+        // now.
         unsafe { self.own.apply(copies, &mut self.memory.kept) };
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::Prepared;
 use crate::memory::buffer::Buffer;
 use crate::ops::mixture::{MixtureMemory, Routes};
-use kvasir_exec::{JoinBuffers, StepError};
+use kvasir_exec::{AllGatherBuffers, StepError};
 use kvasir_program::{Rows, ValueId};
 use std::io;
 
@@ -27,12 +27,12 @@ pub(crate) struct Memory {
     pub(crate) group_ends: Vec<usize>,
     /// Rotary tables, per rope and token: cosines, then sines.
     pub(crate) rotary_tables: Vec<Vec<f32>>,
-    /// Scratch of logits that are joined from ranks with unequal parts.
-    pub(crate) joined: JoinBuffers,
+    /// Scratch of the all-gather of logits over ranks with unequal vocabulary shards.
+    pub(crate) gather_buffers: AllGatherBuffers,
     /// Scratch of slot copies.
     pub(crate) kept: Vec<u8>,
-    /// Why a collective of the step failed, if one has; no later op runs.
-    pub(crate) failed: Option<StepError>,
+    /// Error of a failed collective; it ends the step before the next op.
+    pub(crate) collective_error: Option<StepError>,
 }
 
 impl Memory {
@@ -51,9 +51,9 @@ impl Memory {
             selections: Vec::new(),
             group_ends: Vec::new(),
             rotary_tables: vec![Vec::new(); model.program.ropes.len()],
-            joined: JoinBuffers::default(),
+            gather_buffers: AllGatherBuffers::default(),
             kept: Vec::new(),
-            failed: None,
+            collective_error: None,
         })
     }
 

@@ -43,8 +43,8 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs the forward pass; afterwards `logits` reads its result from `m`. Fails if a collective
-    /// does.
+    /// Runs the forward pass; afterwards `logits` reads its result from `m`. Returns the error of
+    /// the first collective that fails.
     ///
     /// # Safety
     /// All slots that the plan names must exist in their pools, and `writes` must name each once.
@@ -72,7 +72,7 @@ impl Run<'_> {
                 }
                 Runs::Single => {
                     self.op(op, self.before(at), weights, m);
-                    if let Some(error) = m.failed.take() {
+                    if let Some(error) = m.collective_error.take() {
                         return Err(error);
                     }
                     1

@@ -135,11 +135,12 @@ impl Run<'_> {
             }
             Op::Collect { x: v, how, .. } => match (how, self.ranks) {
                 (Collective::Join, Some(ranks)) => {
-                    m.failed = m.joined.join(ranks, x(*v), self.width(*v), y, width).err();
+                    m.collective_error =
+                        m.gather_buffers.all_gather(ranks, x(*v), self.width(*v), y, width).err();
                 }
                 (Collective::Sum, Some(ranks)) => {
                     y.copy_from_slice(x(*v));
-                    m.failed = ranks.sum(y).err();
+                    m.collective_error = ranks.all_reduce(y).err();
                 }
                 (_, None) => y.copy_from_slice(x(*v)),
             },

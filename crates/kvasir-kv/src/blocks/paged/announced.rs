@@ -35,18 +35,28 @@ pub(crate) struct Announced {
     log: EventLog,
 }
 
+/// A block at its publication.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PublishedBlock<'a> {
+    /// Content number, and hash of the block with its prefix.
+    pub(crate) number: u64,
+    pub(crate) hash: u64,
+    /// Content number of the parent, and its hash unless it is [`ROOT`].
+    pub(crate) parent: u64,
+    pub(crate) parent_hash: Option<u64>,
+    /// The tenant's salt.
+    pub(crate) salt: u64,
+    pub(crate) tokens: &'a [Token],
+}
+
 impl Announced {
     pub(crate) fn begin_publication(&mut self) {
         self.log.begin_publication();
     }
 
-    /// A block with the content `(number, hash)` was published after the parent's content.
-    pub(crate) fn on_publish(
-        &mut self,
-        (number, hash): (u64, u64),
-        (parent, parent_hash): (u64, Option<u64>),
-        (salt, tokens): (u64, &[Token]),
-    ) {
+    /// A block was published after its parent's content.
+    pub(crate) fn on_publish(&mut self, block: PublishedBlock<'_>) {
+        let PublishedBlock { number, hash, parent, parent_hash, salt, tokens } = block;
         if let Some(known) = self.contents.get_mut(&number) {
             known.blocks += 1;
             // Each block is announced, also one whose content another has: readers keep a set.
@@ -101,20 +111,21 @@ impl Announced {
         self.log.cleared();
     }
 
-    /// Moves the events to `into`. Returns whether the caller must announce all contents anew, in
-    /// the order of [`numbers`](Self::numbers).
+    /// Moves the events to `into`. Returns whether the log had overflowed: the caller must then
+    /// append events that store all contents, in the order of
+    /// [`parents_first`](Self::parents_first).
     pub(crate) fn take(&mut self, into: &mut Vec<KvEvent>) -> bool {
         self.log.take(into)
     }
 
     /// Content number, hash and parent's hash of all announced contents, parents first.
-    pub(crate) fn numbers(&self) -> Vec<(u64, u64, Option<u64>)> {
+    pub(crate) fn parents_first(&self) -> Vec<(u64, u64, Option<u64>)> {
         let hash_of = |parent: &u64| self.contents.get(parent).map(|content| content.hash);
         let content =
             |(number, content): (&u64, &AnnouncedContent)| (*number, content.hash, hash_of(&content.parent));
-        let mut numbers: Vec<_> = self.contents.iter().map(content).collect();
+        let mut contents: Vec<_> = self.contents.iter().map(content).collect();
         // A child's number is higher than its parent's.
-        numbers.sort_unstable();
-        numbers
+        contents.sort_unstable();
+        contents
     }
 }

@@ -17,7 +17,7 @@ use crate::blocks::BlockConfig;
 use crate::blocks::event_log::EventLog;
 use crate::blocks::hash::{BlockHashMap, hash_with, root_hash};
 use crate::blocks::index::{Found, Index, Offer};
-use crate::blocks::paged::announced::{Announced, ROOT};
+use crate::blocks::paged::announced::{Announced, PublishedBlock, ROOT};
 use crate::blocks::paged::lru::Lru;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Token};
@@ -136,7 +136,7 @@ impl HashIndex {
         let published = (0..).zip(&self.contents).filter(|(_, content)| content.number != UNPUBLISHED);
         let blocks: HashMap<u64, BlockId> = published.map(|(at, content)| (content.number, at)).collect();
         let mut log = EventLog::with_limit(usize::MAX);
-        for (number, hash, parent) in announced.numbers() {
+        for (number, hash, parent) in announced.parents_first() {
             let Some(&block) = blocks.get(&number) else { continue };
             log.stored(hash, parent, self.contents[block as usize].salt, self.tokens_of(block));
         }
@@ -320,8 +320,9 @@ impl Index for HashIndex {
                 Content { number, parent: end.number, salt: offer.salt, hash, ..Content::default() };
             self.link(block, content, twin);
             if let Some(announced) = &mut self.announced {
-                let parent = end.hash.filter(|_| end.number != ROOT);
-                announced.on_publish((number, hash), (end.number, parent), (offer.salt, tokens));
+                let parent_hash = end.hash.filter(|_| end.number != ROOT);
+                let (parent, salt) = (end.number, offer.salt);
+                announced.on_publish(PublishedBlock { number, hash, parent, parent_hash, salt, tokens });
             }
             end = ChainEnd { number, hash: Some(hash) };
         }

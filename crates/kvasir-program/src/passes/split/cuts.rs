@@ -1,41 +1,41 @@
-//! Where a row is cut: boundaries between ranks, in query heads, columns or experts.
+//! Partitions of a row among ranks, in query heads, columns or experts.
 //!
-//! Parts are contiguous, in rank order, and as equal as the constraints allow. A cut never
-//! separates elements that the checkpoint encodes together.
+//! Parts are contiguous, in rank order, and as equal as the constraints allow. A boundary never
+//! lies inside a quantization block.
 
 use std::ops::Range;
 
-/// A division of a row: the part of each rank, in elements. Parts of keys and values may overlap.
-pub(crate) type Cut = Vec<Range<usize>>;
+/// The range of each rank, in elements or in units. Ranges of KV heads may overlap.
+pub(crate) type Partition = Vec<Range<usize>>;
 
-/// Inputs that the kernels of matrix products take together. Cuts between them keep the order of
-/// sums within a part.
+/// Inputs per iteration of the GEMM kernels. Boundaries at its multiples keep the order of
+/// summation within a part.
 const STEP: usize = 32;
 
-/// Query heads beyond which no division is searched.
+/// Maximum number of query heads that `heads` partitions: its search is cubic.
 const MAX_HEADS: usize = 1024;
 
-/// `len` items in equal contiguous parts; sizes differ by one at most. `None` if a part would be
-/// empty.
-pub(crate) fn even(len: usize, ranks: usize) -> Option<Cut> {
+/// Partitions `len` items into contiguous parts whose sizes differ by at most one. `None` if a
+/// part would be empty.
+pub(crate) fn even(len: usize, ranks: usize) -> Option<Partition> {
     (len >= ranks).then(|| (0..ranks).map(|r| r * len / ranks..(r + 1) * len / ranks).collect())
 }
 
-/// `len` columns, cut at multiples of `block`; at multiples of [`STEP`], too, if that makes no part
-/// longer by more than an eighth.
-pub(crate) fn columns(len: usize, block: usize, ranks: usize) -> Option<Cut> {
-    let of_units = |unit: usize| -> Option<Cut> {
+/// Partitions `len` columns at multiples of `block`. Boundaries are multiples of [`STEP`], too,
+/// unless that makes the longest part more than 1/8 longer.
+pub(crate) fn columns(len: usize, block: usize, ranks: usize) -> Option<Partition> {
+    let of_units = |unit: usize| -> Option<Partition> {
         let units = even(len.div_ceil(unit), ranks)?;
         Some(units.into_iter().map(|part| part.start * unit..len.min(part.end * unit)).collect())
     };
-    let longest = |cut: &Cut| cut.iter().map(Range::len).max().unwrap_or(0);
+    let longest = |partition: &Partition| partition.iter().map(Range::len).max().unwrap_or(0);
     let fine = of_units(block)?;
-    let coarse = of_units(common_multiple(block, STEP));
+    let coarse = of_units(lcm(block, STEP));
     Some(coarse.filter(|coarse| longest(coarse) * 8 <= longest(&fine) * 9).unwrap_or(fine))
 }
 
-/// The least common multiple.
-pub(crate) fn common_multiple(a: usize, b: usize) -> usize {
+/// The least common multiple; a zero counts as one, and overflow saturates.
+pub(crate) fn lcm(a: usize, b: usize) -> usize {
     let (mut x, mut y) = (a.max(1), b.max(1));
     while y != 0 {
         (x, y) = (y, x % y);
@@ -43,8 +43,8 @@ pub(crate) fn common_multiple(a: usize, b: usize) -> usize {
     (a.max(1) / x).saturating_mul(b.max(1))
 }
 
-/// The KV heads that some query heads share. `None` if the KV heads would have different numbers of
-/// query heads, which attention cannot express.
+/// The KV heads that a range of query heads reads; `group` query heads share one (GQA). `None` if
+/// the range has unequal numbers of query heads per KV head, which attention cannot express.
 fn kv_heads_of(heads: &Range<usize>, group: usize) -> Option<Range<usize>> {
     let kv = heads.start / group..heads.end.div_ceil(group);
     let (first, last) = (group - heads.start % group, heads.end - (kv.end - 1) * group);
@@ -57,77 +57,79 @@ fn kv_heads_of(heads: &Range<usize>, group: usize) -> Option<Range<usize>> {
     uniform.then_some(kv)
 }
 
-/// The parts of an attention layer.
-pub(crate) struct HeadCut {
+/// The heads of an attention layer that each rank computes.
+pub(crate) struct HeadPartition {
     /// Query heads of each rank.
-    pub(crate) heads: Cut,
+    pub(crate) heads: Partition,
     /// KV heads of each rank. Ranks that share a KV head each compute and store it.
-    pub(crate) kv_heads: Cut,
+    pub(crate) kv_heads: Partition,
 }
 
-/// The best division of the heads before a boundary. Lower is better.
+/// A dynamic programming cell: the best partition of the heads before a boundary. Cells are compared
+/// field by field; lower is better.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Division {
-    /// Query heads of the rank that has the most.
+struct PartitionCell {
+    /// Most query heads on one rank.
     busiest: usize,
-    /// KV heads of all ranks.
+    /// Number of KV heads, summed over the ranks.
     kv_heads: usize,
     /// Index of the boundary at which the last part begins.
     from: usize,
 }
 
-/// Divides `heads` query heads over `kv_heads` KV heads. `may_cut(n)` says whether a part may begin
-/// at query head `n`.
+/// Partitions `heads` query heads that share `kv_heads` KV heads (GQA) among `ranks` ranks. A part
+/// may begin at query head `n` if `may_begin(n)`.
 ///
-/// Of all divisions it takes one with the fewest query heads on the busiest rank, then with the
-/// fewest KV heads in all (dynamic programming over the boundaries).
+/// Minimizes the query heads of the busiest rank, then the KV heads summed over the ranks, by
+/// dynamic programming over the boundaries.
 pub(crate) fn heads(
     heads: usize,
     kv_heads: usize,
     ranks: usize,
-    may_cut: impl Fn(usize) -> bool,
-) -> Option<HeadCut> {
+    may_begin: impl Fn(usize) -> bool,
+) -> Option<HeadPartition> {
     if heads < ranks || heads > MAX_HEADS || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         return None;
     }
     let group = heads / kv_heads;
-    let ends: Vec<usize> = (0..=heads).filter(|n| *n == 0 || *n == heads || may_cut(*n)).collect();
-    // By number of ranks and boundary.
-    let mut best: Vec<Vec<Option<Division>>> = vec![vec![None; ends.len()]; ranks + 1];
-    best[0][0] = Some(Division::default());
+    let ends: Vec<usize> = (0..=heads).filter(|n| *n == 0 || *n == heads || may_begin(*n)).collect();
+    // Indexed by number of ranks, then by boundary.
+    let mut best: Vec<Vec<Option<PartitionCell>>> = vec![vec![None; ends.len()]; ranks + 1];
+    best[0][0] = Some(PartitionCell::default());
     for rank in 0..ranks {
         for to in 1..ends.len() {
-            let divisions = (0..to).filter_map(|from| {
+            let candidates = (0..to).filter_map(|from| {
                 let before = best[rank][from]?;
                 let part = ends[from]..ends[to];
                 let kv_heads = before.kv_heads + kv_heads_of(&part, group)?.len();
-                Some(Division { busiest: before.busiest.max(part.len()), kv_heads, from })
+                Some(PartitionCell { busiest: before.busiest.max(part.len()), kv_heads, from })
             });
-            best[rank + 1][to] = divisions.min();
+            best[rank + 1][to] = candidates.min();
         }
     }
     let mut to = ends.len() - 1;
     let mut parts = Vec::with_capacity(ranks);
     for rank in (0..ranks).rev() {
-        let Division { from, .. } = best[rank + 1][to]?;
+        let PartitionCell { from, .. } = best[rank + 1][to]?;
         parts.push(ends[from]..ends[to]);
         to = from;
     }
     parts.reverse();
     let kv_heads = parts.iter().map(|part| kv_heads_of(part, group)).collect::<Option<_>>()?;
-    Some(HeadCut { heads: parts, kv_heads })
+    Some(HeadPartition { heads: parts, kv_heads })
 }
 
-/// The same parts of rows whose units are `width` elements wide.
-pub(crate) fn scaled(cut: &[Range<usize>], width: usize) -> Cut {
-    cut.iter().map(|part| part.start * width..part.end * width).collect()
+/// Converts a partition from units of `width` elements to elements.
+pub(crate) fn to_elements(partition: &[Range<usize>], width: usize) -> Partition {
+    partition.iter().map(|part| part.start * width..part.end * width).collect()
 }
 
-/// The same parts counted in units of `width` elements; `None` if a part ends within a unit.
-pub(crate) fn in_units(cut: &[Range<usize>], width: usize) -> Option<Cut> {
+/// Converts a partition from elements to units of `width` elements; `None` if a boundary lies
+/// inside a unit.
+pub(crate) fn to_units(partition: &[Range<usize>], width: usize) -> Option<Partition> {
     let width = width.max(1);
     let whole = |part: &Range<usize>| part.start.is_multiple_of(width) && part.end.is_multiple_of(width);
-    cut.iter().map(|part| whole(part).then(|| part.start / width..part.end / width)).collect()
+    partition.iter().map(|part| whole(part).then(|| part.start / width..part.end / width)).collect()
 }
 
 #[cfg(test)]
@@ -135,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_are_divided_evenly_and_kv_heads_are_shared_where_they_are_few() {
+    fn query_heads_are_balanced_and_scarce_kv_heads_are_replicated() {
         let cut = |all, kv, ranks| heads(all, kv, ranks, |_| true).map(|cut| (cut.heads, cut.kv_heads));
         assert_eq!(cut(8, 4, 2), Some((vec![0..4, 4..8], vec![0..2, 2..4])));
         assert_eq!(cut(8, 2, 4), Some((vec![0..2, 2..4, 4..6, 6..8], vec![0..1, 0..1, 1..2, 1..2])));
@@ -150,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_cut_only_where_blocks_end() {
+    fn head_boundaries_coincide_with_block_boundaries() {
         let cut = heads(6, 6, 2, |n| n % 2 == 0).unwrap();
         assert_eq!(cut.heads.iter().map(Range::len).max(), Some(4));
         assert!(heads(6, 6, 4, |n| n % 2 == 0).is_none());
     }
 
     #[test]
-    fn every_division_is_a_partition_that_attention_can_run() {
+    fn every_head_partition_preserves_gqa_groups() {
         for (kv, group, ranks) in
             (1..9).flat_map(|kv| (1..6).flat_map(move |group| (1..9).map(move |n| (kv, group, n))))
         {
@@ -170,7 +172,7 @@ mod tests {
             assert!(cut.heads.windows(2).all(|two| two[0].end == two[1].start));
             for (part, kv) in cut.heads.iter().zip(&cut.kv_heads) {
                 assert!(!part.is_empty() && part.len() % kv.len() == 0);
-                // Each local head reads the KV head that it would read in the whole.
+                // A query head reads the same KV head as in the undivided model.
                 let local = part.len() / kv.len();
                 assert!((0..part.len()).all(|h| kv.start + h / local == (part.start + h) / group));
             }
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_end_with_blocks() {
+    fn column_boundaries_coincide_with_block_boundaries() {
         assert_eq!(columns(96, 1, 2), Some(vec![0..48, 48..96]));
         assert_eq!(columns(1000, 1, 3), Some(vec![0..320, 320..672, 672..1000]));
         assert_eq!(columns(40, 1, 4), Some(vec![0..10, 10..20, 20..30, 30..40]));

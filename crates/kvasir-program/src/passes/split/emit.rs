@@ -1,40 +1,46 @@
-//! Writes the program of one rank, or that of all ranks in turn, from a [`Plan`].
+//! Emits the program of one rank, or that of all ranks in one process, from a [`ShardingPlan`].
 //!
-//! One rank's program makes its own parts and meets the others in `Collect`. The program of all
-//! ranks makes the parts one after the other and adds them in rank order, so that it has the ranks'
-//! bits in one process. Whole values are made once in either.
+//! - One rank: its shards, with a `Collect` op where a value must be complete.
+//! - All ranks: every rank's shards in turn, with partial rows added in rank order. The results
+//!   equal those of the ranks bit for bit.
+//!
+//! Replicated values are computed once in both.
 
 use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::op::{Collective, Experts, Op};
 use crate::ir::program::{Program, Shard};
 use crate::ir::value::{Holds, Value, ValueId};
-use crate::passes::split::cuts::{self, Cut};
-use crate::passes::split::plan::{Plan, State};
+use crate::passes::split::cuts::{self, Partition};
+use crate::passes::split::plan::{Sharding, ShardingPlan};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Writes a program of some ranks.
 pub(crate) struct Emitter<'a> {
     whole: &'a Program,
-    plan: &'a Plan,
+    plan: &'a ShardingPlan,
     ranks: usize,
-    /// The ranks whose parts it makes.
-    own: Range<usize>,
+    /// Ranks whose shards are emitted: one, or all.
+    local_ranks: Range<usize>,
     program: Program,
-    /// Values of the whole program that are whole here, by the new id.
-    wholes: HashMap<ValueId, ValueId>,
-    /// Parts of values of the whole program, and the ranks' addends of partial ones.
-    parts: HashMap<(ValueId, usize), ValueId>,
-    /// Parts of whole values.
+    /// New ids of replicated values, and of partial ones that are summed, by their id in `whole`.
+    replicated: HashMap<ValueId, ValueId>,
+    /// New ids of shards and of ranks' partial rows, by the id in `whole` and the rank.
+    shards: HashMap<(ValueId, usize), ValueId>,
+    /// Slices of replicated values, by new id and range.
     slices: HashMap<(ValueId, Range<usize>), ValueId>,
-    /// Layers of the whole program, by rank.
+    /// New ids of layers, by the id in `whole` and the rank.
     layers: HashMap<(LayerId, usize), LayerId>,
 }
 
 impl<'a> Emitter<'a> {
-    pub(crate) fn new(whole: &'a Program, plan: &'a Plan, ranks: usize, own: Range<usize>) -> Self {
+    pub(crate) fn new(
+        whole: &'a Program,
+        plan: &'a ShardingPlan,
+        ranks: usize,
+        local_ranks: Range<usize>,
+    ) -> Self {
         let (ops, values, layers, taps) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let shard = (own.len() < ranks).then_some(Shard { rank: own.start, ranks });
+        let shard = (local_ranks.len() < ranks).then_some(Shard { rank: local_ranks.start, ranks });
         let program = Program {
             schema_version: whole.schema_version,
             architecture: whole.architecture.clone(),
@@ -51,48 +57,48 @@ impl<'a> Emitter<'a> {
             taps,
             shard,
         };
-        let (wholes, parts, slices) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { whole, plan, ranks, own, program, wholes, parts, slices, layers: HashMap::new() }
+        let (replicated, shards, slices) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { whole, plan, ranks, local_ranks, program, replicated, shards, slices, layers: HashMap::new() }
     }
 
-    /// Writes all ops.
-    pub(crate) fn run(mut self) -> Program {
-        self.place_layers();
+    /// Emits all layers, ops and taps.
+    pub(crate) fn emit(mut self) -> Program {
+        self.add_kv_layers();
         for op in &self.whole.ops {
             let out = op.out();
-            match (self.plan.state(out), op) {
+            match (self.plan.sharding(out), op) {
                 (_, Op::Head { .. }) => self.head(op),
-                (State::Whole, _) => {
-                    let made = self.whole_op(op);
-                    self.wholes.insert(out, made);
+                (Sharding::Replicated, _) => {
+                    let made = self.replicated_op(op);
+                    self.replicated.insert(out, made);
                 }
-                (State::Cut(_) | State::Partial, _) => {
-                    for rank in self.own.clone() {
-                        let made = self.part_op(op, rank);
-                        self.parts.insert((out, rank), made);
+                (Sharding::Sharded(_) | Sharding::Partial, _) => {
+                    for rank in self.local_ranks.clone() {
+                        let made = self.sharded_op(op, rank);
+                        self.shards.insert((out, rank), made);
                     }
                 }
             }
             for (tap, value) in self.whole.taps.iter().filter(|(_, value)| *value == out) {
-                let value = self.whole_value(*value);
+                let value = self.replicated_value(*value);
                 self.program.taps.push((*tap, value));
             }
         }
         self.program
     }
 
-    /// KV cache layers: one per whole layer and rank that is made here.
-    fn place_layers(&mut self) {
+    /// Adds the KV cache layers: one per local rank, or one if the layer's attention is replicated.
+    fn add_kv_layers(&mut self) {
         for (id, facts) in (0..).map(LayerId).zip(&self.whole.layers) {
-            let cut = self.plan.kv_heads[id.0 as usize].as_ref();
-            for rank in self.own.clone() {
-                let first = rank == self.own.start;
-                let kv_heads = match cut {
-                    Some(cut) => cut[rank].len(),
+            let partition = self.plan.kv_heads[id.0 as usize].as_ref();
+            for rank in self.local_ranks.clone() {
+                let first = rank == self.local_ranks.start;
+                let kv_heads = match partition {
+                    Some(partition) => partition[rank].len(),
                     None if first => facts.kv_heads,
                     None => continue,
                 };
-                // The indexer runs once, and writes its keys to the first layer.
+                // The indexer is replicated: its keys are stored with the first local rank.
                 let index_dim = if first { facts.index_dim } else { 0 };
                 let new = LayerId(self.program.layers.len() as u32);
                 self.program.layers.push(LayerFacts { kv_heads, index_dim, ..*facts });
@@ -102,11 +108,11 @@ impl<'a> Emitter<'a> {
     }
 
     fn layer(&self, id: LayerId, rank: usize) -> LayerId {
-        let whole = || self.layers.get(&(id, self.own.start)).copied();
+        let whole = || self.layers.get(&(id, self.local_ranks.start)).copied();
         self.layers.get(&(id, rank)).copied().or_else(whole).unwrap_or(id)
     }
 
-    /// A new value with the rows of `like`.
+    /// Adds a value with the row set of `like`.
     fn value(&mut self, like: ValueId, holds: Holds) -> ValueId {
         self.program.values.push(Value { holds, ..self.whole.value(like) });
         ValueId(self.program.values.len() as u32 - 1)
@@ -118,14 +124,14 @@ impl<'a> Emitter<'a> {
         out
     }
 
-    /// The value as a whole row. A partial one is summed at its first use.
-    fn whole_value(&mut self, value: ValueId) -> ValueId {
-        if let Some(known) = self.wholes.get(&value) {
+    /// The complete row of a value. Emits the all-reduce of a partial one at its first use.
+    fn replicated_value(&mut self, value: ValueId) -> ValueId {
+        if let Some(known) = self.replicated.get(&value) {
             return *known;
         }
         let holds = self.whole.value(value).holds;
         let addends: Vec<ValueId> =
-            self.own.clone().filter_map(|rank| self.parts.get(&(value, rank)).copied()).collect();
+            self.local_ranks.clone().filter_map(|rank| self.shards.get(&(value, rank)).copied()).collect();
         let sum = match addends[..] {
             [x] if self.ranks > 1 => {
                 let out = self.value(value, holds);
@@ -137,21 +143,21 @@ impl<'a> Emitter<'a> {
                     let out = self.value(value, holds);
                     self.push(Op::Add { a, b, out })
                 })
-                // Each value is made before it is read.
+                // Unreachable: ops are in topological order, so a shard or a replica exists.
                 .unwrap_or(value),
         };
-        self.wholes.insert(value, sum);
+        self.replicated.insert(value, sum);
         sum
     }
 
-    /// A rank's part of a value: made as such, or a slice of the whole.
-    fn part(&mut self, value: ValueId, rank: usize, part: Range<usize>) -> ValueId {
-        if matches!(self.plan.state(value), State::Cut(_))
-            && let Some(known) = self.parts.get(&(value, rank))
+    /// A rank's shard of a value: computed as such, or sliced from the replicated row.
+    fn shard(&mut self, value: ValueId, rank: usize, part: Range<usize>) -> ValueId {
+        if matches!(self.plan.sharding(value), Sharding::Sharded(_))
+            && let Some(known) = self.shards.get(&(value, rank))
         {
             return *known;
         }
-        let x = self.whole_value(value);
+        let x = self.replicated_value(value);
         if part == (0..self.whole.value(value).width()) {
             return x;
         }
@@ -163,162 +169,170 @@ impl<'a> Emitter<'a> {
         self.push(Op::Slice { x, groups: 1, start: part.start, width: part.len(), out })
     }
 
-    /// Groups `units` of a value that consists of `groups` groups.
-    fn groups(&mut self, value: ValueId, rank: usize, units: &Range<usize>, groups: usize) -> ValueId {
+    /// A rank's shard of a value of `groups` equal groups: the groups `units`.
+    fn shard_groups(&mut self, value: ValueId, rank: usize, units: &Range<usize>, groups: usize) -> ValueId {
         let width = self.whole.value(value).width() / groups.max(1);
-        self.part(value, rank, units.start * width..units.end * width)
+        self.shard(value, rank, units.start * width..units.end * width)
     }
 
-    /// An op that all ranks run alike.
-    fn whole_op(&mut self, op: &Op) -> ValueId {
+    /// Emits an op that every rank runs on complete rows.
+    fn replicated_op(&mut self, op: &Op) -> ValueId {
         let inputs: Vec<(ValueId, ValueId)> =
-            op.inputs().map(|value| (value, self.whole_value(value))).collect();
+            op.inputs().map(|value| (value, self.replicated_value(value))).collect();
         let mut op = op.clone();
         op.replace(|value| inputs.iter().find(|(old, _)| *old == value).map_or(value, |(_, new)| *new));
         if let Op::SelectKeys { layer, .. } | Op::UpdateAndAttend { layer, .. } = &mut op {
-            *layer = self.layer(*layer, self.own.start);
+            *layer = self.layer(*layer, self.local_ranks.start);
         }
         let out = self.value(op.out(), self.whole.value(op.out()).holds);
         op.set_out(out);
         self.push(op)
     }
 
-    /// One rank's part of an op.
-    fn part_op(&mut self, op: &Op, rank: usize) -> ValueId {
+    /// Emits one rank's shard of an op.
+    fn sharded_op(&mut self, op: &Op, rank: usize) -> ValueId {
         let whole_out = op.out();
         let width = self.whole.value(whole_out).width();
-        let own = match self.plan.state(whole_out) {
-            State::Cut(cut) => cut[rank].clone(),
-            State::Whole | State::Partial => 0..width,
+        let local = match self.plan.sharding(whole_out) {
+            Sharding::Sharded(partition) => partition[rank].clone(),
+            Sharding::Replicated | Sharding::Partial => 0..width,
         };
-        // The plan cuts groups between groups only.
+        // The plan shards grouped ops at group boundaries only.
         let units = |groups: usize| {
             let group = (width / groups.max(1)).max(1);
-            own.start / group..own.end / group
+            local.start / group..local.end / group
         };
         let mut new = op.clone();
         match &mut new {
-            Op::Linear { x, matrix, .. } => match self.plan.cut(*x).map(|cut| cut[rank].clone()) {
-                Some(columns) => {
-                    *x = self.part(*x, rank, columns.clone());
-                    *matrix = matrix.columns(columns);
-                    // A bias is added once.
-                    matrix.bias = matrix.bias.filter(|_| rank == 0);
+            Op::Linear { x, matrix, .. } => {
+                match self.plan.partition(*x).map(|partition| partition[rank].clone()) {
+                    Some(columns) => {
+                        *x = self.shard(*x, rank, columns.clone());
+                        *matrix = matrix.slice_inputs(columns);
+                        // Rank 0 adds the bias, so that the sum over ranks contains it once.
+                        matrix.bias = matrix.bias.filter(|_| rank == 0);
+                    }
+                    None => {
+                        *x = self.replicated_value(*x);
+                        *matrix = matrix.slice_outputs(local.clone());
+                    }
                 }
-                None => {
-                    *x = self.whole_value(*x);
-                    *matrix = matrix.rows(own.clone());
-                }
-            },
+            }
             Op::GroupLinear { x, matrices, .. } => {
                 let units = units(matrices.count);
-                *x = self.groups(*x, rank, &units, matrices.count);
+                *x = self.shard_groups(*x, rank, &units, matrices.count);
                 *matrices = matrices.range(units);
             }
             Op::Norm { x, groups, .. } | Op::Rotary { x, groups, .. } => {
                 let units = units(*groups);
-                *x = self.groups(*x, rank, &units, *groups);
+                *x = self.shard_groups(*x, rank, &units, *groups);
                 *groups = units.len();
             }
             Op::Slice { x, groups, start, width: wide, .. } => {
                 if *groups == 1 {
-                    return self.part_of_slice(*x, whole_out, *start + own.start..*start + own.end);
+                    return self.shard_of_slice(*x, whole_out, *start + local.start..*start + local.end);
                 }
                 let units = units(*groups);
-                *x = self.groups(*x, rank, &units, *groups);
-                (*groups, *wide) = (units.len(), own.len() / units.len().max(1));
+                *x = self.shard_groups(*x, rank, &units, *groups);
+                (*groups, *wide) = (units.len(), local.len() / units.len().max(1));
             }
             Op::Concat { a, b, groups, .. } => {
                 let units = units(*groups);
-                *a = self.groups(*a, rank, &units, *groups);
-                *b = self.groups(*b, rank, &units, *groups);
+                *a = self.shard_groups(*a, rank, &units, *groups);
+                *b = self.shard_groups(*b, rank, &units, *groups);
                 *groups = units.len();
             }
             Op::UpdateAndAttend { q, k, v, layer, sinks, selection, .. } => {
                 let facts = self.whole.layers[layer.0 as usize];
                 let heads = units(width / facts.value_dim.max(1));
-                let cut = self.plan.kv_heads[layer.0 as usize].as_ref();
-                let kv = cut.map_or(0..facts.kv_heads, |cut| cut[rank].clone());
-                *q = self.part(*q, rank, heads.start * facts.key_dim..heads.end * facts.key_dim);
-                *k = self.groups(*k, rank, &kv, facts.kv_heads);
+                let partition = self.plan.kv_heads[layer.0 as usize].as_ref();
+                let kv = partition.map_or(0..facts.kv_heads, |partition| partition[rank].clone());
+                *q = self.shard(*q, rank, heads.start * facts.key_dim..heads.end * facts.key_dim);
+                *k = self.shard_groups(*k, rank, &kv, facts.kv_heads);
                 if let Some(v) = v {
-                    *v = self.groups(*v, rank, &kv, facts.kv_heads);
+                    *v = self.shard_groups(*v, rank, &kv, facts.kv_heads);
                 }
                 if let Some(sinks) = sinks {
                     sinks.offset += heads.start * sinks.stride;
                 }
                 if let Some(selection) = selection {
-                    *selection = self.whole_value(*selection);
+                    *selection = self.replicated_value(*selection);
                 }
                 *layer = self.layer(*layer, rank);
             }
             Op::Gate { gate, up, .. } => {
-                *gate = self.part(*gate, rank, own.clone());
-                *up = self.part(*up, rank, own.clone());
+                *gate = self.shard(*gate, rank, local.clone());
+                *up = self.shard(*up, rank, local.clone());
             }
             Op::Add { a, b, .. } => {
                 // The sum of two partial rows is partial.
                 for x in [a, b] {
-                    *x = self.parts.get(&(*x, rank)).copied().unwrap_or(*x);
+                    *x = self.shards.get(&(*x, rank)).copied().unwrap_or(*x);
                 }
             }
             Op::Mixture { x, routes, experts, .. } => {
-                *x = self.whole_value(*x);
-                *routes = self.whole_value(*routes);
+                *x = self.replicated_value(*x);
+                *routes = self.replicated_value(*routes);
                 **experts = self.experts(experts, rank);
             }
-            // The plan makes no parts of others.
-            _ => return self.whole_op(op),
+            // The plan shards no other op.
+            _ => return self.replicated_op(op),
         }
-        let out = self.value(whole_out, Holds::Numbers(own.len()));
+        let out = self.value(whole_out, Holds::Numbers(local.len()));
         new.set_out(out);
         self.push(new)
     }
 
-    /// A part of a slice: some rows of the matrix that made the operand, if one did, else a slice
-    /// of the whole operand.
-    fn part_of_slice(&mut self, x: ValueId, like: ValueId, part: Range<usize>) -> ValueId {
-        let maker = self.whole.ops.iter().find(|op| op.out() == x);
-        if let (Some(Op::Linear { x: inputs, matrix, .. }), State::Whole) = (maker, self.plan.state(x)) {
-            let (x, matrix) = (self.whole_value(*inputs), matrix.rows(part.clone()));
+    /// A shard of an ungrouped slice. If a matrix computes the operand, emits the product of the
+    /// shard's outputs only; else slices the replicated operand.
+    fn shard_of_slice(&mut self, x: ValueId, like: ValueId, part: Range<usize>) -> ValueId {
+        let producer = self.whole.ops.iter().find(|op| op.out() == x);
+        if let (Some(Op::Linear { x: inputs, matrix, .. }), Sharding::Replicated) =
+            (producer, self.plan.sharding(x))
+        {
+            let (x, matrix) = (self.replicated_value(*inputs), matrix.slice_outputs(part.clone()));
             let out = self.value(like, Holds::Numbers(part.len()));
             return self.push(Op::Linear { x, matrix, out });
         }
-        let x = self.whole_value(x);
+        let x = self.replicated_value(x);
         let out = self.value(like, Holds::Numbers(part.len()));
         self.push(Op::Slice { x, groups: 1, start: part.start, width: part.len(), out })
     }
 
-    /// The experts of one rank.
+    /// The experts of one rank (expert parallelism).
     fn experts(&self, all: &Experts, rank: usize) -> Experts {
-        let own = cuts::even(all.gate.count, self.ranks).map_or(0..all.gate.count, |cut| cut[rank].clone());
-        let [gate, up, down] = [all.gate, all.up, all.down].map(|matrices| matrices.range(own.clone()));
-        Experts { gate, up, down, activation: all.activation, first: all.first + own.start }
+        let local = cuts::even(all.gate.count, self.ranks)
+            .map_or(0..all.gate.count, |partition| partition[rank].clone());
+        let [gate, up, down] = [all.gate, all.up, all.down].map(|matrices| matrices.range(local.clone()));
+        Experts { gate, up, down, activation: all.activation, first: all.first + local.start }
     }
 
-    /// The LM head: each rank makes the logits of a part of the vocabulary, which are then joined.
-    /// The program of all ranks makes them at once, with the same bits.
+    /// Emits the LM head: each rank computes the logits of a range of the vocabulary, and an
+    /// all-gather joins them. The program of all ranks computes them in one op, with equal bits.
     fn head(&mut self, op: &Op) {
         let Op::Head { x, matrix, soft_cap, out } = op else { return };
-        let (all, parts) = (matrix.outputs, joined(matrix.outputs, self.ranks));
-        let Some(part) = parts.filter(|_| self.own.len() == 1).map(|cut| cut[self.own.start].clone()) else {
-            let made = self.whole_op(op);
-            self.wholes.insert(*out, made);
+        let (all, parts) = (matrix.outputs, vocab_partition(matrix.outputs, self.ranks));
+        let Some(part) = parts
+            .filter(|_| self.local_ranks.len() == 1)
+            .map(|partition| partition[self.local_ranks.start].clone())
+        else {
+            let made = self.replicated_op(op);
+            self.replicated.insert(*out, made);
             return;
         };
-        let x = self.whole_value(*x);
-        let own = self.value(*out, Holds::Numbers(part.len()));
-        self.push(Op::Head { x, matrix: matrix.rows(part), soft_cap: *soft_cap, out: own });
+        let x = self.replicated_value(*x);
+        let local = self.value(*out, Holds::Numbers(part.len()));
+        self.push(Op::Head { x, matrix: matrix.slice_outputs(part), soft_cap: *soft_cap, out: local });
         let made = self.value(*out, Holds::Numbers(all));
-        self.push(Op::Collect { x: own, how: Collective::Join, out: made });
-        self.wholes.insert(*out, made);
+        self.push(Op::Collect { x: local, how: Collective::Join, out: made });
+        self.replicated.insert(*out, made);
     }
 }
 
-/// Parts of a row that an all-gather joins: all of one width but the last ones, which may be
-/// narrower. `None` if a rank would have none; each then makes the whole row.
-fn joined(len: usize, ranks: usize) -> Option<Cut> {
+/// Partitions a row for an all-gather: each part has `ceil(len / ranks)` elements, but the last
+/// ones may have fewer. `None` if a part would be empty: the row is then replicated.
+fn vocab_partition(len: usize, ranks: usize) -> Option<Partition> {
     let width = len.div_ceil(ranks.max(1));
     let parts = (0..ranks).map(|rank| (rank * width).min(len)..((rank + 1) * width).min(len));
-    Some(parts.collect()).filter(|parts: &Cut| parts.iter().all(|part| !part.is_empty()))
+    Some(parts.collect()).filter(|parts: &Partition| parts.iter().all(|part| !part.is_empty()))
 }

@@ -1,24 +1,24 @@
-//! [`SplitError`]: why a program cannot be divided among ranks.
+//! [`SplitError`]: the constraint that prevents dividing a program among ranks.
 
 use std::fmt;
 
-/// Why a program cannot be divided among ranks. Each names the counts or the tensor.
+/// The constraint that prevents dividing a program among ranks, with its counts or tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SplitError {
-    /// There is no such rank.
+    /// The rank is not below the number of ranks.
     Rank {
         /// The rank, counted from 0.
         rank: usize,
         /// Number of ranks.
         ranks: usize,
     },
-    /// The program is one rank's part already.
+    /// The program is one rank's shard already.
     AlreadySplit {
         /// Number of ranks that it was divided among.
         ranks: usize,
     },
-    /// The attention heads of a layer cannot be divided among so many ranks.
+    /// An attention layer has too few heads, or no partition keeps its GQA groups uniform.
     Heads {
         /// The model's architecture.
         architecture: String,
@@ -49,7 +49,7 @@ pub enum SplitError {
         /// Number of ranks.
         ranks: usize,
     },
-    /// The quantization blocks of a tensor leave too few places to divide it at.
+    /// A tensor has too few quantization blocks, which cannot be divided.
     Blocks {
         /// The tensor whose columns would be divided.
         tensor: String,
@@ -65,25 +65,33 @@ pub enum SplitError {
 impl fmt::Display for SplitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rank { rank, ranks } => write!(f, "rank {rank} does not exist among {ranks} ranks"),
+            Self::Rank { rank, ranks } => {
+                write!(f, "rank {rank} does not exist among {ranks} ranks; ranks count from 0")
+            }
             Self::AlreadySplit { ranks } => {
-                write!(f, "the program is a part already, of a model divided among {ranks} ranks")
+                write!(f, "the program is already the shard of one of {ranks} ranks")
             }
             Self::Heads { architecture, layer, heads, kv_heads, ranks } => write!(
                 f,
                 "{architecture}: {heads} attention heads ({kv_heads} KV heads) of layer {layer} cannot be \
-                 divided among {ranks} ranks"
+                 divided among {ranks} ranks; use fewer ranks"
             ),
             Self::Experts { architecture, experts, ranks } => {
-                write!(f, "{architecture}: {experts} experts cannot be divided among {ranks} ranks")
+                write!(
+                    f,
+                    "{architecture}: {experts} experts cannot be divided among {ranks} ranks; use fewer ranks"
+                )
             }
             Self::Columns { tensor, columns, ranks } => {
-                write!(f, "tensor `{tensor}`: {columns} columns cannot be divided among {ranks} ranks")
+                write!(
+                    f,
+                    "tensor `{tensor}`: {columns} columns cannot be divided among {ranks} ranks; use fewer ranks"
+                )
             }
             Self::Blocks { tensor, columns, block, ranks } => write!(
                 f,
                 "tensor `{tensor}`: {columns} columns in quantization blocks of {block} cannot be divided \
-                 among {ranks} ranks; store it in a type of smaller blocks, or use fewer ranks"
+                 among {ranks} ranks; quantize it with smaller blocks, or use fewer ranks"
             ),
         }
     }

@@ -1,93 +1,93 @@
-//! Decides by data flow which values are whole on every rank, which are cut, and which are partial
-//! sums.
+//! Sharding propagation: decides by data flow which values are replicated, sharded or partial.
 //!
-//! 1. Anchors are the ops that can work on a part of their row: attention (by query heads), an
-//!    activation gate (by columns) and a mixture (by experts). Attention and gates are cut if all that
-//!    reads their result leads to matrices, which then multiply a part of their inputs (row-parallel).
-//! 2. From the anchors upward, operands are cut alike as far as their producers can make a part: a
-//!    matrix makes a part of its outputs (column-parallel), ops per head work on some of the heads.
-//!    A value that one reader wants cut and another whole stays whole.
+//! 1. Forward, from the anchors: attention (sharded by query heads), activation gates (by columns)
+//!    and mixtures (by experts). Attention and gates are sharded if all their readers lead to
+//!    matrices, which become row-parallel: their results are partial.
+//! 2. Backward, from readers to producers: an operand is sharded as its readers demand if its
+//!    producer can compute one shard. Matrices become column-parallel, and per-head ops run on some
+//!    of the heads. A value is replicated if its readers' demands differ.
 //!
-//! Nothing here depends on the architecture or on the rank: all ranks of a model derive the same
-//! plan.
+//! Invariant: the plan depends on the ops and the number of ranks, not on the architecture's name
+//! or on the rank. All ranks of a model derive the same plan.
 
 use crate::ir::op::Op;
 use crate::ir::program::Program;
 use crate::ir::value::ValueId;
 use crate::ir::weight::{Matrices, Matrix, WeightId};
-use crate::passes::split::cuts::{self, Cut};
+use crate::passes::split::cuts::{self, Partition};
 use crate::passes::split::error::SplitError;
 
 /// How a value is distributed over the ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum State {
-    /// Each rank has the whole row.
-    Whole,
-    /// Each rank has its part of the row.
-    Cut(Cut),
+pub(crate) enum Sharding {
+    /// Each rank has the complete row.
+    Replicated,
+    /// Each rank has its range of the row.
+    Sharded(Partition),
     /// The row is the sum of the ranks' rows.
     Partial,
 }
 
-/// The distribution of a program over ranks.
-pub(crate) struct Plan {
-    /// By value.
-    pub(crate) states: Vec<State>,
-    /// By layer: the KV heads of each rank, where attention is divided.
-    pub(crate) kv_heads: Vec<Option<Cut>>,
+/// The sharding of all values and KV layers of a program.
+pub(crate) struct ShardingPlan {
+    /// By `ValueId`.
+    pub(crate) shardings: Vec<Sharding>,
+    /// By `LayerId`: the KV heads of each rank; `None` if the layer's attention is replicated.
+    pub(crate) kv_heads: Vec<Option<Partition>>,
 }
 
-impl Plan {
-    /// Plans the division of a whole program.
+impl ShardingPlan {
+    /// Plans the sharding of a complete program. Fails if a constraint leaves a rank without a
+    /// part.
     pub(crate) fn new(program: &Program, ranks: usize) -> Result<Self, SplitError> {
-        let states = vec![State::Whole; program.values.len()];
+        let shardings = vec![Sharding::Replicated; program.values.len()];
         let mut planner = Planner {
             program,
             ranks,
             readers: readers(program),
             demands: vec![Demand::None; program.values.len()],
-            plan: Self { states, kv_heads: vec![None; program.layers.len()] },
+            plan: Self { shardings, kv_heads: vec![None; program.layers.len()] },
         };
         for op in &program.ops {
             planner.anchor(op)?;
         }
         for op in program.ops.iter().rev() {
-            planner.pass_demands_up(op);
+            planner.propagate_demands(op);
         }
         Ok(planner.plan)
     }
 
-    pub(crate) fn state(&self, value: ValueId) -> &State {
-        &self.states[value.0 as usize]
+    pub(crate) fn sharding(&self, value: ValueId) -> &Sharding {
+        &self.shardings[value.0 as usize]
     }
 
-    /// The cut of a value, if it has one.
-    pub(crate) fn cut(&self, value: ValueId) -> Option<&Cut> {
-        match self.state(value) {
-            State::Cut(cut) => Some(cut),
-            State::Whole | State::Partial => None,
+    /// The partition of a value, if it is sharded.
+    pub(crate) fn partition(&self, value: ValueId) -> Option<&Partition> {
+        match self.sharding(value) {
+            Sharding::Sharded(partition) => Some(partition),
+            Sharding::Replicated | Sharding::Partial => None,
         }
     }
 }
 
-/// How the readers of a value want it.
+/// The sharding that the readers of a value accept.
 #[derive(Clone, PartialEq)]
 enum Demand {
     /// No reader seen yet.
     None,
-    /// All readers want this cut.
-    Cut(Cut),
-    /// A reader wants the whole row, or readers want different cuts.
-    Whole,
+    /// All readers accept this partition.
+    Sharded(Partition),
+    /// A reader needs the complete row, or readers need different partitions.
+    Replicated,
 }
 
 struct Planner<'a> {
     program: &'a Program,
     ranks: usize,
-    /// Ops that read each value.
+    /// Indices of the ops that read each value.
     readers: Vec<Vec<usize>>,
     demands: Vec<Demand>,
-    plan: Plan,
+    plan: ShardingPlan,
 }
 
 fn readers(program: &Program) -> Vec<Vec<usize>> {
@@ -98,12 +98,12 @@ fn readers(program: &Program) -> Vec<Vec<usize>> {
     readers
 }
 
-/// What an anchor's result leads to.
+/// The values between an anchor and the row-parallel matrices that consume its result.
 #[derive(Default)]
-struct Reach {
-    /// Values between the anchor and the matrices, itself included.
+struct ShardedRegion {
+    /// All sharded values, the anchor's result included.
     values: Vec<ValueId>,
-    /// The matrices that multiply a part of their inputs, and their results.
+    /// The row-parallel matrices, each with its result.
     matrices: Vec<(Matrix, ValueId)>,
 }
 
@@ -116,23 +116,23 @@ impl Planner<'_> {
         self.program.taps.iter().any(|(_, tapped)| *tapped == value)
     }
 
-    /// Follows an anchor's result, of `groups` heads, to the matrices that read it; `None` if
-    /// anything else does.
-    fn reach(&self, value: ValueId, groups: Option<usize>, reach: &mut Reach) -> Option<()> {
+    /// Follows an anchor's result of `groups` heads to the matrices that consume it, and adds all
+    /// to `region`. `None` if a value on the way is tapped or has another consumer.
+    fn follow(&self, value: ValueId, groups: Option<usize>, region: &mut ShardedRegion) -> Option<()> {
         let readers = &self.readers[value.0 as usize];
         if self.is_tapped(value) || readers.is_empty() {
             return None;
         }
-        reach.values.push(value);
+        region.values.push(value);
         for op in readers.iter().map(|at| &self.program.ops[*at]) {
             match op {
-                Op::Linear { matrix, out, .. } => reach.matrices.push((*matrix, *out)),
-                Op::GroupLinear { matrices: Matrices { count: own, .. }, out, .. }
-                | Op::Norm { groups: own, out, .. }
-                | Op::Slice { groups: own, out, .. }
-                    if Some(*own) == groups =>
+                Op::Linear { matrix, out, .. } => region.matrices.push((*matrix, *out)),
+                Op::GroupLinear { matrices: Matrices { count: op_groups, .. }, out, .. }
+                | Op::Norm { groups: op_groups, out, .. }
+                | Op::Slice { groups: op_groups, out, .. }
+                    if Some(*op_groups) == groups =>
                 {
-                    self.reach(*out, groups, reach)?;
+                    self.follow(*out, groups, region)?;
                 }
                 _ => return None,
             }
@@ -140,10 +140,9 @@ impl Planner<'_> {
         Some(())
     }
 
-    /// Elements of a stored row that cannot be separated, for a matrix of which a part of the
-    /// inputs is read.
+    /// Elements per quantization block, which boundaries between inputs must not separate.
     fn block(&self, matrix: &Matrix) -> usize {
-        // Transposed matrices are dequantized as a whole.
+        // Transposed matrices are dequantized before they are sliced.
         if matrix.input_stride == 1 { self.program.weight(matrix.weight).block.max(1) } else { 1 }
     }
 
@@ -151,26 +150,25 @@ impl Planner<'_> {
         self.program.weight(self.program.resolve(weight)).name.clone()
     }
 
-    /// Cuts the result of an anchor, and marks the results of the matrices that it leads to as
-    /// partial.
+    /// Shards the result of an anchor, and marks those of its row-parallel matrices as partial.
     fn anchor(&mut self, op: &Op) -> Result<(), SplitError> {
         let ranks = self.ranks;
         match op {
             Op::UpdateAndAttend { q, layer, out, .. } => {
                 let facts = self.program.layers[layer.0 as usize];
                 let heads = self.width(*q) / facts.key_dim.max(1);
-                let mut reach = Reach::default();
-                if self.reach(*out, Some(heads), &mut reach).is_none() {
+                let mut region = ShardedRegion::default();
+                if self.follow(*out, Some(heads), &mut region).is_none() {
                     return Ok(());
                 }
                 let fits = |matrix: &Matrix, head: usize| {
                     (matrix.offset + head * (matrix.inputs / heads)).is_multiple_of(self.block(matrix))
                 };
-                let may_cut = |head: usize| reach.matrices.iter().all(|(matrix, _)| fits(matrix, head));
-                let cut = cuts::heads(heads, facts.kv_heads, ranks, may_cut).ok_or_else(|| {
-                    let coarse = reach.matrices.iter().max_by_key(|(matrix, _)| self.block(matrix));
-                    match coarse.filter(|_| cuts::heads(heads, facts.kv_heads, ranks, |_| true).is_some()) {
-                        Some((matrix, _)) => self.blocks_error(matrix),
+                let may_begin = |head: usize| region.matrices.iter().all(|(matrix, _)| fits(matrix, head));
+                let partition = cuts::heads(heads, facts.kv_heads, ranks, may_begin).ok_or_else(|| {
+                    let coarsest = region.matrices.iter().max_by_key(|(matrix, _)| self.block(matrix));
+                    match coarsest.filter(|_| cuts::heads(heads, facts.kv_heads, ranks, |_| true).is_some()) {
+                        Some((matrix, _)) => self.column_error(matrix),
                         None => SplitError::Heads {
                             architecture: self.program.architecture.clone(),
                             layer: layer.0,
@@ -180,33 +178,32 @@ impl Planner<'_> {
                         },
                     }
                 })?;
-                self.plan.kv_heads[layer.0 as usize] = Some(cut.kv_heads);
-                self.cut(&reach, &cut.heads, heads);
+                self.plan.kv_heads[layer.0 as usize] = Some(partition.kv_heads);
+                self.shard(&region, &partition.heads, heads);
             }
             Op::Gate { out, .. } => {
-                let mut reach = Reach::default();
-                if self.reach(*out, None, &mut reach).is_none() {
+                let mut region = ShardedRegion::default();
+                if self.follow(*out, None, &mut region).is_none() {
                     return Ok(());
                 }
                 let (width, block) = (self.width(*out), |matrix: &Matrix| self.block(matrix));
-                let blocks =
-                    reach.matrices.iter().fold(1, |all, (m, _)| cuts::common_multiple(all, block(m)));
-                let Some(cut) = cuts::columns(width, blocks, ranks) else {
-                    let coarse = reach.matrices.iter().max_by_key(|(matrix, _)| block(matrix));
-                    return coarse.map_or(Ok(()), |(matrix, _)| Err(self.blocks_error(matrix)));
+                let blocks = region.matrices.iter().fold(1, |all, (m, _)| cuts::lcm(all, block(m)));
+                let Some(partition) = cuts::columns(width, blocks, ranks) else {
+                    let coarsest = region.matrices.iter().max_by_key(|(matrix, _)| block(matrix));
+                    return coarsest.map_or(Ok(()), |(matrix, _)| Err(self.column_error(matrix)));
                 };
-                self.cut(&reach, &cut, width);
+                self.shard(&region, &partition, width);
             }
-            // The sum of two partial rows is partial: they are summed over the ranks once, unless a
-            // reader needs one of them by itself.
+            // The sum of two partial rows is partial: one all-reduce serves both, unless a reader
+            // needs one of them alone.
             Op::Add { a, b, out } => {
                 let alone = |x: &ValueId| {
-                    *self.plan.state(*x) == State::Partial
+                    *self.plan.sharding(*x) == Sharding::Partial
                         && self.readers[x.0 as usize].len() == 1
                         && !self.is_tapped(*x)
                 };
                 if alone(a) && alone(b) {
-                    self.plan.states[out.0 as usize] = State::Partial;
+                    self.plan.shardings[out.0 as usize] = Sharding::Partial;
                 }
             }
             Op::Mixture { experts, out, .. } => {
@@ -214,14 +211,14 @@ impl Planner<'_> {
                     let (architecture, experts) = (self.program.architecture.clone(), experts.gate.count);
                     return Err(SplitError::Experts { architecture, experts, ranks });
                 }
-                self.plan.states[out.0 as usize] = State::Partial;
+                self.plan.shardings[out.0 as usize] = Sharding::Partial;
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn blocks_error(&self, matrix: &Matrix) -> SplitError {
+    fn column_error(&self, matrix: &Matrix) -> SplitError {
         let (tensor, columns, ranks) = (self.name(matrix.weight), matrix.inputs, self.ranks);
         match self.block(matrix) {
             1 => SplitError::Columns { tensor, columns, ranks },
@@ -229,68 +226,71 @@ impl Planner<'_> {
         }
     }
 
-    /// Cuts the values of a reach, whose rows consist of `units` units.
-    fn cut(&mut self, reach: &Reach, cut: &Cut, units: usize) {
-        for value in &reach.values {
+    /// Shards the values of a region. `partition` is in units, of which each row has `units`.
+    fn shard(&mut self, region: &ShardedRegion, partition: &Partition, units: usize) {
+        for value in &region.values {
             let unit = self.width(*value) / units.max(1);
-            self.plan.states[value.0 as usize] = State::Cut(cuts::scaled(cut, unit));
+            self.plan.shardings[value.0 as usize] = Sharding::Sharded(cuts::to_elements(partition, unit));
         }
-        for (_, out) in &reach.matrices {
-            self.plan.states[out.0 as usize] = State::Partial;
+        for (_, out) in &region.matrices {
+            self.plan.shardings[out.0 as usize] = Sharding::Partial;
         }
     }
 
-    fn demand(&mut self, value: ValueId, cut: Option<Cut>) {
+    fn demand(&mut self, value: ValueId, partition: Option<Partition>) {
         let width = self.width(value);
-        // Equal parts that are the whole row: each rank computes it.
-        let cut = cut.filter(|cut| cut.iter().any(|part| *part != (0..width)));
+        // A partition that gives every rank the complete row is a replication.
+        let partition = partition.filter(|partition| partition.iter().any(|part| *part != (0..width)));
         let demand = &mut self.demands[value.0 as usize];
-        *demand = match (cut, &*demand) {
-            (Some(cut), Demand::None) => Demand::Cut(cut),
-            (Some(cut), Demand::Cut(have)) if cut == *have => return,
-            _ => Demand::Whole,
+        *demand = match (partition, &*demand) {
+            (Some(partition), Demand::None) => Demand::Sharded(partition),
+            (Some(partition), Demand::Sharded(have)) if partition == *have => return,
+            _ => Demand::Replicated,
         };
     }
 
-    /// Demands a value whose `groups` groups are cut like `units`.
-    fn demand_groups(&mut self, value: ValueId, units: &Cut, groups: usize) {
+    /// Demands a value of `groups` equal groups, partitioned among the ranks as `units`.
+    fn demand_groups(&mut self, value: ValueId, units: &Partition, groups: usize) {
         let width = self.width(value) / groups.max(1);
-        self.demand(value, Some(cuts::scaled(units, width)));
+        self.demand(value, Some(cuts::to_elements(units, width)));
     }
 
-    /// Settles the state of an op's result, and tells its operands how it wants them. All readers
-    /// of the result have been seen.
-    fn pass_demands_up(&mut self, op: &Op) {
+    /// Fixes the sharding of an op's result from its readers' demands, then demands the op's
+    /// operands. All readers of the result must have been visited.
+    fn propagate_demands(&mut self, op: &Op) {
         let out = op.out();
-        if let (State::Whole, Demand::Cut(cut)) = (self.plan.state(out), &self.demands[out.0 as usize])
+        if let (Sharding::Replicated, Demand::Sharded(partition)) =
+            (self.plan.sharding(out), &self.demands[out.0 as usize])
             && !self.is_tapped(out)
-            && self.makes_parts(op, cut)
+            && self.can_shard(op, partition)
         {
-            self.plan.states[out.0 as usize] = State::Cut(cut.clone());
+            self.plan.shardings[out.0 as usize] = Sharding::Sharded(partition.clone());
         }
-        let Some(cut) = self.plan.cut(out).cloned() else {
-            // Readers of a cut anchor were seen by `reach`; they want it as it is.
-            for value in op.inputs().filter(|value| self.plan.cut(*value).is_none()).collect::<Vec<_>>() {
+        let Some(partition) = self.plan.partition(out).cloned() else {
+            // `follow` has already fixed the operands inside a sharded region.
+            for value in op.inputs().filter(|value| self.plan.partition(*value).is_none()).collect::<Vec<_>>()
+            {
                 self.demand(value, None);
             }
             return;
         };
         let width = self.width(out);
-        let units = |groups: usize| cuts::in_units(&cut, width / groups.max(1));
+        let units = |groups: usize| cuts::to_units(&partition, width / groups.max(1));
         match op {
             Op::UpdateAndAttend { q, k, v, layer, .. } => {
                 let facts = self.program.layers[layer.0 as usize];
-                if let (Some(heads), Some(kv)) =
-                    (cuts::in_units(&cut, facts.value_dim), self.plan.kv_heads[layer.0 as usize].clone())
-                {
+                if let (Some(heads), Some(kv)) = (
+                    cuts::to_units(&partition, facts.value_dim),
+                    self.plan.kv_heads[layer.0 as usize].clone(),
+                ) {
                     self.demand_groups(*q, &heads, width / facts.value_dim.max(1));
                     self.demand_groups(*k, &kv, facts.kv_heads);
                     v.iter().for_each(|v| self.demand_groups(*v, &kv, facts.kv_heads));
                 }
             }
             Op::Gate { gate, up, .. } => {
-                self.demand(*gate, Some(cut.clone()));
-                self.demand(*up, Some(cut));
+                self.demand(*gate, Some(partition.clone()));
+                self.demand(*up, Some(partition));
             }
             Op::Norm { x, groups, .. } | Op::Rotary { x, groups, .. } => {
                 units(*groups).iter().for_each(|units| self.demand_groups(*x, units, *groups));
@@ -311,13 +311,12 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether an op can make the parts of its result one by one.
-    fn makes_parts(&self, op: &Op, cut: &Cut) -> bool {
+    /// Whether an op can compute one shard of its result from shards or slices of its operands.
+    fn can_shard(&self, op: &Op, partition: &Partition) -> bool {
         let width = self.width(op.out());
-        let by_group = |groups: usize| cuts::in_units(cut, width / groups.max(1)).is_some();
+        let by_group = |groups: usize| cuts::to_units(partition, width / groups.max(1)).is_some();
         match op {
             Op::Linear { .. } => true,
-            // A part of a slice is a slice.
             Op::Slice { groups, .. } => *groups == 1 || by_group(*groups),
             Op::GroupLinear { matrices, .. } => by_group(matrices.count),
             Op::Norm { groups, .. } | Op::Rotary { groups, .. } | Op::Concat { groups, .. } => {

@@ -1,11 +1,11 @@
-//! Removes ops whose result nothing reads, and weights that no op names.
+//! Dead-code elimination: removes ops whose result no op reads, and weights that no op names.
 
 use crate::ir::op::Op;
 use crate::ir::program::Program;
 use crate::ir::value::ValueId;
 use crate::ir::weight::{Matrices, Matrix, Vector, WeightId};
 
-/// Removes dead ops, their values, and unused weights; ids are assigned anew in the same order.
+/// Removes dead ops, their values, and unused weights. Renumbers ids densely in the same order.
 pub(crate) fn prune(program: &mut Program) {
     let mut live = vec![false; program.values.len()];
     for (_, value) in &program.taps {
@@ -16,7 +16,7 @@ pub(crate) fn prune(program: &mut Program) {
     }
     let mut kept: Vec<Op> = Vec::with_capacity(program.ops.len());
     for op in std::mem::take(&mut program.ops).into_iter().rev() {
-        // Keys are written to the cache whatever becomes of the result.
+        // Attention writes the KV cache, so it is live even if its result is not read.
         if live[op.out().0 as usize] || matches!(op, Op::UpdateAndAttend { .. }) {
             live[op.out().0 as usize] = true;
             op.inputs().for_each(|value| live[value.0 as usize] = true);
@@ -26,7 +26,7 @@ pub(crate) fn prune(program: &mut Program) {
     kept.reverse();
     program.ops = kept;
     renumber_values(program, &live);
-    drop_weights(program);
+    remove_unused_weights(program);
 }
 
 fn renumber_values(program: &mut Program, live: &[bool]) {
@@ -38,24 +38,26 @@ fn renumber_values(program: &mut Program, live: &[bool]) {
             next.saturating_sub(1)
         })
         .collect();
-    let renamed = |value: ValueId| ValueId(new[value.0 as usize]);
+    let renumber = |value: ValueId| ValueId(new[value.0 as usize]);
     for op in &mut program.ops {
-        let out = renamed(op.out());
-        op.replace(renamed);
+        let out = renumber(op.out());
+        op.replace(renumber);
         op.set_out(out);
     }
-    program.taps.iter_mut().for_each(|(_, value)| *value = renamed(*value));
+    program.taps.iter_mut().for_each(|(_, value)| *value = renumber(*value));
     let mut live = live.iter();
     program.values.retain(|_| live.next().copied().unwrap_or(false));
 }
 
-fn drop_weights(program: &mut Program) {
+fn remove_unused_weights(program: &mut Program) {
     let mut used = vec![false; program.weights.len()];
     for op in &program.ops {
         weights_of(op, &mut |first, last| used[first.0 as usize..=last.0 as usize].fill(true));
     }
     for id in (0..program.weights.len()).rev() {
-        if let (true, Some(tie)) = (used[id], program.weights[id].tie) {
+        if used[id]
+            && let Some(tie) = program.weights[id].tie
+        {
             used[tie.0 as usize] = true;
         }
     }
@@ -67,19 +69,19 @@ fn drop_weights(program: &mut Program) {
             next.saturating_sub(1)
         })
         .collect();
-    let renamed = |id: &mut WeightId| *id = WeightId(new[id.0 as usize]);
+    let renumber = |id: &mut WeightId| *id = WeightId(new[id.0 as usize]);
     for op in &mut program.ops {
-        rename_weights(op, &renamed);
+        renumber_weights(op, &renumber);
     }
     for weight in &mut program.weights {
-        weight.tie.iter_mut().for_each(renamed);
+        weight.tie.iter_mut().for_each(renumber);
     }
     let mut used = used.iter();
     program.weights.retain(|_| used.next().copied().unwrap_or(false));
 }
 
-/// Calls `take` with ranges of weights that an op names, ends included. The matrices of a family
-/// are a fixed step of ids apart, so all ids between them count.
+/// Calls `take` with the inclusive ranges of weight ids that an op names. Ids of a family's
+/// matrices are strided; the ids between them are kept, too, so that the stride stays valid.
 fn weights_of(op: &Op, take: &mut dyn FnMut(WeightId, WeightId)) {
     let mut matrix = |first: &Matrix, last: &Matrix| {
         take(first.weight, last.weight);
@@ -115,11 +117,11 @@ fn weights_of(op: &Op, take: &mut dyn FnMut(WeightId, WeightId)) {
     }
 }
 
-/// Renames the weights that an op names.
-fn rename_weights(op: &mut Op, renamed: &dyn Fn(&mut WeightId)) {
+/// Renumbers the weights that an op names.
+fn renumber_weights(op: &mut Op, renumber: &dyn Fn(&mut WeightId)) {
     let matrix = |matrix: &mut Matrix| {
-        renamed(&mut matrix.weight);
-        matrix.bias.iter_mut().for_each(|bias| renamed(&mut bias.weight));
+        renumber(&mut matrix.weight);
+        matrix.bias.iter_mut().for_each(|bias| renumber(&mut bias.weight));
     };
     match op {
         Op::Linear { matrix: m, .. } | Op::Head { matrix: m, .. } => matrix(m),
@@ -129,13 +131,13 @@ fn rename_weights(op: &mut Op, renamed: &dyn Fn(&mut WeightId)) {
                 .into_iter()
                 .for_each(|family| matrix(&mut family.first));
         }
-        Op::Embed { table, .. } => renamed(table),
+        Op::Embed { table, .. } => renumber(table),
         Op::Norm { weight, bias, .. } => {
-            renamed(weight);
-            bias.iter_mut().for_each(renamed);
+            renumber(weight);
+            bias.iter_mut().for_each(renumber);
         }
-        Op::UpdateAndAttend { sinks, .. } => sinks.iter_mut().for_each(|sinks| renamed(&mut sinks.weight)),
-        Op::Route { routing, .. } => routing.correction.iter_mut().for_each(renamed),
+        Op::UpdateAndAttend { sinks, .. } => sinks.iter_mut().for_each(|sinks| renumber(&mut sinks.weight)),
+        Op::Route { routing, .. } => routing.correction.iter_mut().for_each(renumber),
         Op::Hidden { .. }
         | Op::Slice { .. }
         | Op::Concat { .. }

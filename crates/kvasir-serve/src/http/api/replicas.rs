@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 type Answer = Result<Json<Value>, ApiError>;
 
-/// `GET /v1/admin/replicas`: status and figures of each replica, and the routing.
+/// `GET /v1/admin/replicas`: status and statistics of each replica, and the routing.
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(SeesAll(sees_all)): Extension<SeesAll>,
@@ -22,9 +22,9 @@ pub(crate) async fn list(
     let metrics = app.host.metrics().replicas.as_ref();
     let entries = replicas.status().into_iter().map(|status| {
         let mut entry = json!(status);
-        let figures = metrics.map(|metrics| json!(metrics.figures(status.replica)));
-        if let (Value::Object(entry), Some(Value::Object(figures))) = (&mut entry, figures) {
-            entry.extend(figures);
+        let stats = metrics.map(|metrics| json!(metrics.stats(status.replica)));
+        if let (Value::Object(entry), Some(Value::Object(stats))) = (&mut entry, stats) {
+            entry.extend(stats);
         }
         entry
     });

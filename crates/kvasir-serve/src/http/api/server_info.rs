@@ -1,5 +1,5 @@
-//! SGLang's descriptions of a worker, which routers in front of several servers read: `/server_info`,
-//! `/model_info` and `/v1/loads`.
+//! SGLang's worker endpoints, which external routers read: `/server_info`, `/model_info` and
+//! `/v1/loads`.
 
 use crate::error::ApiError;
 use crate::http::app::App;
@@ -27,11 +27,11 @@ pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Json<Value> {
         "context_length": app.model.facts.max_len, "page_size": metrics.block_size(),
         "max_total_num_tokens": capacity, "max_running_requests": config.max_num_seqs,
         "max_prefill_tokens": config.max_num_batched_tokens,
-        // Routers hash pairs of tokens if this names EAGLE. Blocks here cover single tokens.
+        // With EAGLE, routers hash token bigrams; the block hashes here are over single tokens.
         "speculative_algorithm": null,
         "kv_events": config.streams.descriptor(metrics.block_size()),
         "timestamp": rfc3339(SystemTime::now()),
-        "internal_states": loads.into_iter().map(|load| rank(&app, load)).collect::<Vec<_>>(),
+        "internal_states": loads_json(&app, loads),
     }))
 }
 
@@ -44,7 +44,7 @@ pub(crate) async fn model_info(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
-/// `GET /v1/loads`: the load of each engine that runs. Of SGLang's sections there is only `core`.
+/// `GET /v1/loads`: the load of each running engine. Only SGLang's section `core` is included.
 pub(crate) async fn loads(
     State(app): State<Arc<App>>,
     RawQuery(query): RawQuery,
@@ -60,11 +60,16 @@ pub(crate) async fn loads(
     let loads = metrics.rank_loads().into_iter().filter(|(load, _)| wanted.is_none_or(|w| w == load.rank));
     Ok(Json(json!({
         "timestamp": rfc3339(SystemTime::now()), "version": env!("CARGO_PKG_VERSION"),
-        "dp_rank_count": ranks, "loads": loads.map(|load| rank(&app, load)).collect::<Vec<_>>(),
+        "dp_rank_count": ranks, "loads": loads_json(&app, loads),
     })))
 }
 
-fn rank(app: &App, (load, hit_rate): (RankLoad, f64)) -> Value {
+/// Loads and prefix cache hit rates in SGLang's format.
+fn loads_json(app: &App, loads: impl IntoIterator<Item = (RankLoad, f64)>) -> Vec<Value> {
+    loads.into_iter().map(|(load, hit_rate)| load_json(app, load, hit_rate)).collect()
+}
+
+fn load_json(app: &App, load: RankLoad, hit_rate: f64) -> Value {
     let RankLoad { rank, running, waiting, used_tokens, capacity } = load;
     json!({
         "dp_rank": rank, "num_running_reqs": running, "num_waiting_reqs": waiting,
