@@ -4,11 +4,10 @@
 //! format. Offsets, sizes and companion scales are validated at open; tensor bytes are never
 //! copied. Guarded by `tests/hostile.rs`, `tests/convert.rs` and the fuzz targets.
 
+use crate::config::from_gguf::describe;
 use crate::config::from_gguf::generation_config;
-use crate::config::from_gguf::hf_config;
-use crate::config::language_model;
+use crate::config::language_model::LanguageModel;
 use crate::config::quantization::{Quantization, Scheme};
-use crate::config::storage_layout::StorageLayout;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::files::mapped::Mapped;
@@ -17,7 +16,6 @@ use crate::gguf::names::HfName;
 use crate::gguf::names::Naming;
 use crate::gguf::reader::Gguf;
 use crate::gguf::reader::TensorInfo;
-use crate::gguf::value::Value;
 use crate::tensor::TensorView;
 use crate::{encoding, safetensors};
 use kvasir_program::{Layout, Program, Source};
@@ -50,7 +48,7 @@ pub struct Checkpoint {
     config: Json,
     generation: Option<Json>,
     quantization: Option<Quantization>,
-    facts: StorageLayout,
+    layout: Layout,
     gguf: Option<Arc<Gguf>>,
     left_out: usize,
 }
@@ -81,8 +79,8 @@ impl Checkpoint {
         if !config.is_object() {
             return Err(Error::at(config_path.display(), "is not an object"));
         }
-        let text = language_model::config(&config).map_err(|e| e.in_file(&config_path))?;
-        let (joined, config) = (text.is_some(), text.unwrap_or(config));
+        let text = LanguageModel::of(&config).map_err(|e| e.in_file(&config_path))?;
+        let config = text.as_ref().map_or(config, |text| text.config.clone());
         let quantization = Quantization::of(&config).map_err(|e| e.in_file(&config_path))?;
         let mut out = Self {
             path: dir.to_owned(),
@@ -91,7 +89,7 @@ impl Checkpoint {
             generation: read_json(&dir.join("generation_config.json"))?,
             config,
             quantization,
-            facts: StorageLayout::default(),
+            layout: Layout::default(),
             gguf: None,
             left_out: 0,
         };
@@ -106,8 +104,8 @@ impl Checkpoint {
             }
             None => out.add_file(&whole)?,
         }
-        if joined {
-            out.keep_text()?;
+        if let Some(text) = &text {
+            out.keep_text(text)?;
         }
         Ok(out)
     }
@@ -122,7 +120,7 @@ impl Checkpoint {
             generation: None,
             config: serde_json::from_str(config).map_err(|e| Error::at(format!("{name}/config.json"), e))?,
             quantization: None,
-            facts: StorageLayout::default(),
+            layout: Layout::default(),
             gguf: None,
             left_out: 0,
         };
@@ -132,9 +130,9 @@ impl Checkpoint {
 
     /// Multimodal checkpoint: keeps the language model's tensors under text-only names and counts
     /// the rest.
-    fn keep_text(&mut self) -> Result<()> {
+    fn keep_text(&mut self, text: &LanguageModel) -> Result<()> {
         for (joined, entry) in std::mem::take(&mut self.tensors) {
-            match language_model::name(&joined) {
+            match text.name(&joined) {
                 None => self.left_out += 1,
                 Some(name) => {
                     if self.tensors.insert(name, entry).is_some() {
@@ -145,8 +143,7 @@ impl Checkpoint {
             }
         }
         if let Some(q) = &mut self.quantization {
-            q.not_converted =
-                q.not_converted.iter().filter_map(|module| language_model::name(module)).collect();
+            q.not_converted = q.not_converted.iter().filter_map(|module| text.name(module)).collect();
         }
         Ok(())
     }
@@ -200,11 +197,8 @@ impl Checkpoint {
 
     /// Builds a checkpoint from an opened GGUF file. Fails if the architecture is not supported.
     pub fn of_gguf(gguf: Arc<Gguf>) -> Result<Self> {
-        let (config, facts) = hf_config(&gguf)?;
-        let experts = gguf.arch("expert_count").and_then(Value::as_u64).unwrap_or(0) > 0;
-        let naming = Naming::of(gguf.architecture(), experts).ok_or_else(|| {
-            Error::at("general.architecture", format!("{:?} is not supported", gguf.architecture()))
-        })?;
+        let described = describe(&gguf)?;
+        let naming = Naming::of(described.architecture);
         let mut tensors = BTreeMap::new();
         for info in gguf.tensors() {
             add_gguf(&mut tensors, naming, info).map_err(|e| e.in_file(gguf.path()))?;
@@ -213,10 +207,10 @@ impl Checkpoint {
             path: gguf.path().to_owned(),
             files: gguf.files().to_vec(),
             tensors,
-            config,
+            config: described.config,
             generation: generation_config(&gguf)?,
             quantization: None,
-            facts,
+            layout: described.layout,
             gguf: Some(gguf),
             left_out: 0,
         })
@@ -256,9 +250,9 @@ impl Checkpoint {
         self.quantization.as_ref()
     }
 
-    /// Storage conventions (head permutation, split experts, …) that affect how weights are read.
-    pub fn facts(&self) -> &StorageLayout {
-        &self.facts
+    /// Deviations from the Hugging Face layout (head permutation, split experts, …).
+    pub fn layout(&self) -> Layout {
+        self.layout
     }
 
     /// Number of tensors skipped because they belong to the vision part of the model.
@@ -384,17 +378,11 @@ impl Checkpoint {
 
     /// The input of `Model::build`: names, shapes, config and storage layout, without tensor bytes.
     pub fn source(&self) -> Source {
-        let facts = self.facts();
         Source {
             config: self.config().clone(),
             tensors: Some(self.tensors().map(|t| (t.name.to_owned(), t.shape.to_vec())).collect()),
             blocks: self.tensors().filter_map(|t| self.block_of(&t)).collect(),
-            layout: Layout {
-                interleaved_qk: facts.interleaved_qk,
-                norm_plus_one: facts.norm_plus_one,
-                split_kv_b: facts.split_kv_b,
-                split_gate_up: facts.split_gate_up,
-            },
+            layout: self.layout,
         }
     }
 

@@ -36,7 +36,6 @@ mod tokenizer;
 
 pub use crate::checkpoint::Checkpoint;
 pub use crate::config::quantization::{Quantization, Scheme};
-pub use crate::config::storage_layout::StorageLayout;
 pub use crate::convert::rules::Rules;
 pub use crate::convert::{Converted, convert, convert_to};
 pub use crate::dtype::DType;

@@ -32,6 +32,9 @@ fn config(name: &str, architecture: &str, keys: &[(&str, Value)]) -> Json {
     config
 }
 
+/// Keys without which no file has experts.
+const EXPERTS: [(&str, Value); 2] = [("expert_count", Value::U32(4)), ("expert_used_count", Value::U32(2))];
+
 fn kinds(config: &Json) -> String {
     let kinds = config["layer_types"].as_array().unwrap().iter();
     kinds.map(|kind| if kind == "full_attention" { 'f' } else { 's' }).collect()
@@ -42,7 +45,8 @@ fn sliding_window_layers_come_from_metadata() {
     let window = ("attention.sliding_window", Value::U32(32));
     let pattern = |value: Value| ("attention.sliding_window_pattern", value);
     assert_eq!(kinds(&config("six", "gemma3", std::slice::from_ref(&window))), "sssssf");
-    assert_eq!(kinds(&config("two", "gpt-oss", std::slice::from_ref(&window))), "sfsfsf");
+    let [count, used] = EXPERTS;
+    assert_eq!(kinds(&config("two", "gpt-oss", &[window.clone(), count, used])), "sfsfsf");
     assert_eq!(kinds(&config("three", "gemma3", &[window.clone(), pattern(Value::U32(3))])), "ssfssf");
     let flags = Array::of_bool(&[true, false, false, true, true, false]);
     assert_eq!(kinds(&config("flags", "gemma3", &[window, pattern(Value::Array(flags))])), "sffssf");
@@ -61,7 +65,7 @@ fn rope_scaling_without_a_type_is_linear() {
     for key in ["rope.scaling.factor", "rope.scale_linear"] {
         assert_eq!(config(key, "llama", &[(key, Value::F32(4.0))])["rope_scaling"], linear, "{key}");
     }
-    assert_eq!(config("none", "gpt-oss", &[])["rope_scaling"], json!({"rope_type": "default"}));
+    assert_eq!(config("none", "gpt-oss", &EXPERTS)["rope_scaling"], json!({"rope_type": "default"}));
     assert!(
         config("one", "llama", &[("rope.scaling.factor", Value::F32(1.0))]).get("rope_scaling").is_none()
     );

@@ -6,6 +6,7 @@ mod common;
 
 use common::{Stream, cases, limits, load};
 use kvasir_exec::IN_FLIGHT;
+use kvasir_formats::{Rules, convert};
 use kvasir_kv::Token;
 use kvasir_plain::{PlainExecutor, PlainModel};
 use kvasir_program::Tap;
@@ -49,6 +50,23 @@ fn logits_and_greedy_continuations_are_as_recorded() {
         likeliest(&name, &model, &expected);
         println!("{name}: {error:.1e}");
     }
+}
+
+#[test]
+fn converted_checkpoints_give_the_recorded_logits() {
+    let file = std::env::temp_dir().join(format!("kvasir-plain-converted-{}.gguf", std::process::id()));
+    for case in cases() {
+        let text = std::fs::read_to_string(case.join("expected.json")).unwrap();
+        let expected: Json = serde_json::from_str(&text).unwrap();
+        convert(&case, &file, &Rules::parse("f32", &[]).unwrap()).unwrap();
+        let model = load(&file);
+        for prompt in ["p17", "p64"] {
+            let ids = tokens(&expected["prompts"][prompt]);
+            let error = last_logits(&model, &ids, &floats(&expected["final_logits"][prompt]));
+            assert!(error < TOLERANCE, "{} {prompt}: logits differ by {error}", case.display());
+        }
+    }
+    std::fs::remove_file(&file).unwrap();
 }
 
 fn last_logits(model: &PlainModel, prompt: &[Token], expected: &[f32]) -> f32 {

@@ -10,7 +10,7 @@
 //! the target's program computes ([`Program::with_features`]). While drafting, `out` takes the place
 //! of `h`. The head may have a smaller vocabulary; `d2t` of its checkpoint leads back.
 
-use crate::arch::Architecture;
+use crate::arch::llama::LLAMA;
 use crate::blocks::attention::Attention;
 use crate::blocks::decoder::Norms;
 use crate::blocks::feed_forward::FeedForward;
@@ -47,8 +47,7 @@ impl Eagle3 {
             return Err(facts
                 .bad("architectures", if source.has("fc.weight") { format!("is {names:?}") } else { why }));
         }
-        let llama = Architecture::all().find(|known| known.name == "LlamaForCausalLM");
-        let config = &llama.map_or_else(|| source.config.clone(), |llama| llama.spelled_out(&source.config));
+        let config = &LLAMA.spelled_out(&source.config);
         let facts = Config::new(config);
         let layers = facts.size_or("num_hidden_layers", 1)?;
         if layers != 1 {

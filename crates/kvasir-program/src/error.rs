@@ -8,10 +8,17 @@ use std::fmt;
 pub enum ProgramError {
     /// The architecture is not in the table of `arch/mod.rs`.
     UnknownArchitecture {
-        /// Its name in the config.
+        /// Its name in the file.
         name: String,
-        /// The names in the table.
-        known: Vec<&'static str>,
+        /// The most similar name in the table.
+        nearest: &'static str,
+    },
+    /// A value of a GGUF file's metadata is missing or invalid.
+    Metadata {
+        /// Its key, without the architecture's prefix.
+        key: String,
+        /// What is wrong with it; reads after the key.
+        why: String,
     },
     /// A config value is missing or invalid.
     Config {
@@ -41,6 +48,10 @@ pub enum ProgramError {
 }
 
 impl ProgramError {
+    pub(crate) fn metadata(key: &str, why: impl fmt::Display) -> Self {
+        Self::Metadata { key: key.to_owned(), why: why.to_string() }
+    }
+
     pub(crate) fn config(key: impl Into<String>, why: impl fmt::Display) -> Self {
         Self::Config { key: key.into(), why: why.to_string() }
     }
@@ -49,9 +60,10 @@ impl ProgramError {
 impl fmt::Display for ProgramError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownArchitecture { name, known } => {
-                write!(f, "architecture {name:?} is not known; known are {}", known.join(", "))
+            Self::UnknownArchitecture { name, nearest } => {
+                write!(f, "architecture {name:?} is not known; the nearest known one is {nearest:?}")
             }
+            Self::Metadata { key, why } => write!(f, "metadata: {key} {why}"),
             Self::Config { key, why } => write!(f, "config: {key} {why}"),
             Self::Missing(name) => write!(f, "tensor {name} is missing"),
             Self::Misshapen { name, expected, found } => {

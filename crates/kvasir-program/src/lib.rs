@@ -24,10 +24,11 @@
 //! [`Model::for_rank`] shards the programs for tensor-parallel ranks.
 //!
 //! In reading order: `ir` (ops, values, weights, ropes, layers), `builder` (configs and shapes in,
-//! ops out), `blocks`, `arch`, `passes` (over a finished program), `model`.
+//! ops out), `blocks`, `gguf` (the other spelling), `arch`, `passes` (over a finished program),
+//! `model`.
 //!
 //! A new architecture is one file in `arch/`, composed of `blocks/` (attention, MLA, feed-forward,
-//! MoE), plus one line in the table of `arch/mod.rs`.
+//! MoE) and the rules of `gguf/`, plus one line in the table of `arch/mod.rs`.
 
 #![forbid(unsafe_code)]
 
@@ -36,20 +37,27 @@ mod blocks;
 mod builder;
 mod eagle3;
 mod error;
+mod gguf;
 pub(crate) mod ir;
 mod model;
 pub(crate) mod passes;
 
 pub use crate::arch::Architecture;
+pub use crate::arch::class::{Class, Multimodal};
 pub use crate::builder::source::{Layout, Source};
 pub use crate::eagle3::Eagle3;
 pub use crate::error::{ProgramError, Result};
+pub use crate::gguf::Gguf;
+pub use crate::gguf::metadata::Metadata;
+pub use crate::gguf::tensor_name::{COMMON_TENSORS, TensorName};
+pub use crate::gguf::transform::{StoredAs, Transform};
+pub use crate::gguf::writer::{MetadataValue, WrittenMetadata};
 pub use crate::ir::layer::{LayerFacts, LayerId};
 pub use crate::ir::op::{
     Activation, Collective, Experts, Groups, NormKind, NumberType, Op, Pairs, Routing, Score,
 };
 pub use crate::ir::program::{Program, Purpose, Shard, Tap};
-pub use crate::ir::rope::{LongRope, Rope, RopeId};
+pub use crate::ir::rope::{LongRope, Rope, RopeId, Temperature};
 pub use crate::ir::value::{Holds, Rows, Value, ValueId};
 pub use crate::ir::weight::{Matrices, Matrix, Role, StoredRows, Vector, Weight, WeightId};
 pub use crate::model::Model;

@@ -31,7 +31,7 @@ impl Model {
     pub fn build(source: &Source) -> Result<Self> {
         let architecture = Architecture::of(&source.config)?;
         let config = &architecture.spelled_out(&source.config);
-        let mut b = Builder::new(source, config, architecture.name, Purpose::Target)?;
+        let mut b = Builder::new(source, config, architecture.name(), Purpose::Target)?;
         (architecture.target)(&mut b)?;
         let target = b.program;
         let mut predictions = Vec::new();
@@ -48,7 +48,7 @@ impl Model {
                     continue;
                 }
                 let purpose = Purpose::Prediction { index: index as u32 };
-                let mut b = Builder::new(source, config, architecture.name, purpose)?;
+                let mut b = Builder::new(source, config, architecture.name(), purpose)?;
                 build(&mut b)?;
                 predictions.push(b.program);
             }

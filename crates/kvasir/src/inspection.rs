@@ -2,7 +2,7 @@
 
 use crate::model_card::ModelCard;
 use crate::opened::OpenedModel;
-use kvasir_program::{Buffers, LayerFacts, Model};
+use kvasir_program::{Architecture, Buffers, LayerFacts, Model};
 use serde::Serialize;
 use std::fmt;
 
@@ -11,6 +11,10 @@ use std::fmt;
 pub struct Inspection {
     /// Name of the architecture.
     pub architecture: String,
+    /// Published models of the architecture.
+    pub models: &'static str,
+    /// `general.architecture` of the GGUF files that are read as this architecture.
+    pub gguf: &'static [&'static str],
     /// Size, type and context.
     pub card: ModelCard,
     /// Whether there is a tokenizer, and a chat template.
@@ -87,8 +91,11 @@ impl Inspection {
         let target = &opened.model.target;
         let buffers = Buffers::plan(target, &[]);
         let kv = target.kv_width();
+        let architecture = Architecture::named(&target.architecture);
         Self {
             architecture: target.architecture.clone(),
+            models: architecture.map_or("", |known| known.models),
+            gguf: architecture.map_or(&[], |known| known.gguf.names),
             card: ModelCard::of(opened),
             text: TextSupport::of(opened),
             programs: opened.model.clone(),
@@ -118,7 +125,8 @@ impl fmt::Display for Inspection {
         let target = &self.programs.target;
         let Self { card, text, .. } = self;
         let yes = |is: bool, what: &'static str| if is { what } else { "no" };
-        writeln!(f, "architecture      {}", self.architecture)?;
+        writeln!(f, "architecture      {} ({})", self.architecture, self.models)?;
+        writeln!(f, "GGUF name         {}", self.gguf.join(", "))?;
         writeln!(f, "parameters        {:.1} M, mostly {}", card.parameters as f64 / 1e6, card.quantization)?;
         writeln!(f, "context           {} tokens", target.max_positions)?;
         writeln!(f, "hidden size       {}", target.hidden)?;

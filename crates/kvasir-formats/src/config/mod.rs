@@ -3,4 +3,3 @@
 pub(crate) mod from_gguf;
 pub(crate) mod language_model;
 pub(crate) mod quantization;
-pub(crate) mod storage_layout;

@@ -1,10 +1,9 @@
 //! Maps a Hugging Face checkpoint to GGUF tensors: names, shapes, stacked experts and required
 //! permutations.
 //!
-//! 1. `architecture` maps the class name to `general.architecture`.
-//! 2. `outputs` maps each tensor to a GGUF name, a shape and a `Change` (RoPE permutation, norm
-//!    offset, MLA split, …).
-//! 3. Experts of a layer are stacked along a new slowest dimension, in expert order.
+//! 1. `outputs` maps each tensor to a GGUF name, a shape and a `Change` (RoPE permutation, norm
+//!    offset, MLA split, …), as the architecture's names and transforms say.
+//! 2. Experts of a layer are stacked along a new slowest dimension, in expert order.
 //!
 //! A tensor without a GGUF name is refused by name. Guarded by `tests/convert.rs`.
 
@@ -13,31 +12,9 @@ use crate::convert::output::{Change, Output, Part};
 use crate::error::{Error, Result};
 use crate::gguf::names::Naming;
 use crate::tensor::TensorView;
+use kvasir_program::{Architecture, Transform};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
-
-/// `general.architecture` of a Hugging Face architecture, or an error that names it.
-pub(super) fn architecture(config: &Json) -> Result<&'static str> {
-    let name = config.pointer("/architectures/0").and_then(Json::as_str).unwrap_or_default();
-    Ok(match name {
-        "LlamaForCausalLM" | "MistralForCausalLM" | "MixtralForCausalLM" => "llama",
-        "Qwen2ForCausalLM" => "qwen2",
-        "Qwen3ForCausalLM" => "qwen3",
-        "Qwen3MoeForCausalLM" => "qwen3moe",
-        "DeepseekV3ForCausalLM" => "deepseek2",
-        "DeepseekV32ForCausalLM" => "deepseek32",
-        "GptOssForCausalLM" => "gpt-oss",
-        "Glm4MoeForCausalLM" => "glm4moe",
-        "Gemma3ForCausalLM" => "gemma3",
-        "Phi3ForCausalLM" => "phi3",
-        other => {
-            return Err(Error::at(
-                "config.json: architectures",
-                format!("{other:?} cannot be represented in GGUF"),
-            ));
-        }
-    })
-}
 
 pub(super) fn size(config: &Json, key: &str) -> Result<usize> {
     let n = config
@@ -50,14 +27,12 @@ pub(super) fn size(config: &Json, key: &str) -> Result<usize> {
 
 /// All output tensors, embeddings first, then layer by layer.
 pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
-    let config = model.config();
-    let arch = architecture(config)?;
-    let experts = config.get("num_local_experts").is_some() && arch == "llama";
-    let naming =
-        Naming::of(arch, experts).ok_or_else(|| Error::at("general.architecture", "is not known"))?;
+    let architecture = Architecture::of(model.config()).map_err(|e| Error::at(model.path().display(), e))?;
+    // Head counts may follow from the architecture's defaults.
+    let config = &architecture.spelled_out(model.config());
     let mut out: BTreeMap<(usize, String), Output> = BTreeMap::new();
     for view in model.tensors() {
-        for (name, shape, expert, part) in placed(model, arch, naming, &view)? {
+        for (name, shape, expert, part) in placed(model, architecture, config, &view)? {
             let layer = name
                 .strip_prefix("blk.")
                 .and_then(|r| r.split('.').next()?.parse().ok())
@@ -98,7 +73,12 @@ type Placed = (String, Vec<usize>, Option<usize>, Part);
 
 /// GGUF placement of one tensor. Companion scale tensors yield nothing: dequantization applies
 /// them.
-fn placed(model: &Checkpoint, arch: &str, naming: Naming, view: &TensorView<'_>) -> Result<Vec<Placed>> {
+fn placed(
+    model: &Checkpoint,
+    architecture: &Architecture,
+    config: &Json,
+    view: &TensorView<'_>,
+) -> Result<Vec<Placed>> {
     let (name, shape) = (view.name, view.shape.to_vec());
     if name.ends_with("_scale_inv") || name.ends_with("_scales") {
         return Ok(Vec::new());
@@ -112,33 +92,37 @@ fn placed(model: &Checkpoint, arch: &str, naming: Naming, view: &TensorView<'_>)
     {
         return Ok(Vec::new());
     }
-    if arch == "gpt-oss"
-        && let Some((layer, rest)) =
-            name.strip_prefix("model.layers.").and_then(|r| r.split_once(".mlp.experts."))
-    {
-        return gpt_oss(layer, rest, name, &shape);
-    }
-    if let Some(head) = name.strip_suffix("self_attn.kv_b_proj.weight") {
-        return latent(model.config(), head, name, &shape);
-    }
-    let found = naming.to_gguf(name);
-    let (gguf_name, expert) =
-        found.ok_or_else(|| Error::at(format!("tensor {name}"), "cannot be represented in GGUF"))?;
-    let config = model.config();
-    let heads = |key: &str| size(config, key).or_else(|_| size(config, "num_attention_heads"));
-    let change = match arch {
-        "llama" if name.contains("self_attn.q_proj.") => Change::Pairs(size(config, "num_attention_heads")?),
-        "llama" if name.contains("self_attn.k_proj.") => Change::Pairs(heads("num_key_value_heads")?),
-        "gemma3" if name.ends_with("norm.weight") => Change::PlusOne,
-        _ => Change::None,
+    let change = match architecture.gguf.transform(name) {
+        None => Change::None,
+        Some(Transform::PlusOne) => Change::PlusOne,
+        Some(Transform::InterleavePairs { heads }) => {
+            Change::Pairs(size(config, heads).or_else(|_| size(config, "num_attention_heads"))?)
+        }
+        Some(Transform::SplitLatent) => return latent(config, name, &shape),
+        Some(Transform::SplitExperts) => return split_experts(name, &shape),
     };
-    Ok(vec![(gguf_name, shape, expert, Part { source: name.to_owned(), change })])
+    let found = Naming::of(architecture).to_gguf(name);
+    let (gguf_name, expert) = found.ok_or_else(|| unplaced(name))?;
+    Ok(vec![(gguf_name, shape, expert, Part { change, ..Part::whole(name) })])
 }
 
-fn gpt_oss(layer: &str, rest: &str, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+fn unplaced(name: &str) -> Error {
+    Error::at(format!("tensor {name}"), "cannot be represented in GGUF")
+}
+
+/// The number of a tensor's layer, and the rest of its name.
+fn in_layer(name: &str) -> Result<(&str, &str)> {
+    name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')).ok_or_else(|| unplaced(name))
+}
+
+/// gpt-oss: the experts of a layer in one tensor, [expert, out, in] packed and [expert, in, out] as
+/// floats, with gate and up interleaved.
+fn split_experts(name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+    let (layer, rest) = in_layer(name)?;
+    let transposed = !name.ends_with("_blocks") && !name.ends_with("_bias");
     let out = |stem: &str, suffix: &str, shape: Vec<usize>, change| {
         let source = name.strip_suffix("_blocks").unwrap_or(name).to_owned();
-        (format!("blk.{layer}.{stem}.{suffix}"), shape, None, Part { source, change })
+        (format!("blk.{layer}.{stem}.{suffix}"), shape, None, Part { source, transposed, change })
     };
     let bad = || Error::at(format!("tensor {name}"), format!("has the shape `{shape:?}`"));
     // [expert, out, in], for both the packed and the float layout.
@@ -147,7 +131,7 @@ fn gpt_oss(layer: &str, rest: &str, name: &str, shape: &[usize]) -> Result<Vec<P
         [e, i, o] => Ok([e, o, i]),
         _ => Err(bad()),
     };
-    match rest {
+    match rest.strip_prefix("mlp.experts.").unwrap_or_default() {
         "gate_up_proj" | "gate_up_proj_blocks" => {
             let [e, o, i] = logical()?;
             Ok(vec![
@@ -157,7 +141,6 @@ fn gpt_oss(layer: &str, rest: &str, name: &str, shape: &[usize]) -> Result<Vec<P
         }
         "down_proj" | "down_proj_blocks" => {
             let [e, o, i] = logical()?;
-            // `Change::None`, but never copied verbatim: the source layout may be transposed.
             Ok(vec![out("ffn_down_exps", "weight", vec![e, o, i], Change::None)])
         }
         "gate_up_proj_bias" => {
@@ -168,11 +151,11 @@ fn gpt_oss(layer: &str, rest: &str, name: &str, shape: &[usize]) -> Result<Vec<P
             ])
         }
         "down_proj_bias" => Ok(vec![out("ffn_down_exps", "bias", shape.to_vec(), Change::None)]),
-        _ => Err(Error::at(format!("tensor {name}"), "cannot be represented in GGUF")),
+        _ => Err(unplaced(name)),
     }
 }
 
-fn latent(config: &Json, head: &str, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+fn latent(config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
     let (heads, keys, values) = (
         size(config, "num_attention_heads")?,
         size(config, "qk_nope_head_dim")?,
@@ -185,8 +168,8 @@ fn latent(config: &Json, head: &str, name: &str, shape: &[usize]) -> Result<Vec<
             format!("{rows} rows do not fit the config's heads"),
         ));
     }
-    let layer = head.trim_start_matches("model.layers.").trim_end_matches('.');
-    let part = |change| Part { source: name.to_owned(), change };
+    let (layer, _) = in_layer(name)?;
+    let part = |change| Part { change, ..Part::whole(name) };
     Ok(vec![
         (
             format!("blk.{layer}.attn_k_b.weight"),

@@ -71,7 +71,7 @@ pub fn convert_to(
         None => {
             let mut outputs = from_hf::outputs(checkpoint)?;
             for (name, values) in metadata::write(checkpoint, &mut writer)? {
-                let part = Part { source: name.to_owned(), change: Change::Computed };
+                let part = Part { change: Change::Computed, ..Part::whole(name) };
                 outputs.insert(
                     0,
                     Output { name: name.to_owned(), shape: vec![values.len()], parts: vec![part] },

@@ -19,6 +19,8 @@ pub(super) struct Output {
 pub(super) struct Part {
     /// Source tensor name in the checkpoint.
     pub(super) source: String,
+    /// The source holds a stack of matrices whose last two dimensions change places.
+    pub(super) transposed: bool,
     pub(super) change: Change,
 }
 
@@ -51,7 +53,7 @@ pub(super) enum Change {
 
 impl Part {
     pub(super) fn whole(source: impl Into<String>) -> Self {
-        Self { source: source.into(), change: Change::None }
+        Self { source: source.into(), transposed: false, change: Change::None }
     }
 
     /// Appends the part's values in encoding `dtype`.
@@ -71,27 +73,20 @@ impl Part {
             return encoding::quantize(dtype, given, row, out);
         }
         let view = model.tensor(&self.source);
-        let same = |v: &crate::TensorView<'_>| {
-            v.dtype == dtype && self.change == Change::None && !self.is_transposed_expert()
-        };
+        let same =
+            |v: &crate::TensorView<'_>| v.dtype == dtype && self.change == Change::None && !self.transposed;
         if let Some(view) = view.filter(same) {
             out.extend_from_slice(view.bytes); // verbatim
             return Ok(());
         }
-        let transposed = view.is_some() && self.is_transposed_expert();
         let (shape, values) = model.dense(&self.source)?;
-        let values = if transposed { transpose_experts(&shape, &values) } else { values };
-        let inner = if transposed { shape[1] } else { shape.last().copied().unwrap_or(1) };
+        let values = if self.transposed { transpose_experts(&shape, &values) } else { values };
+        let inner = if self.transposed { shape[1] } else { shape.last().copied().unwrap_or(1) };
         let values = self.changed(values, inner);
         quantize_in_parallel(dtype, &values, row, watch, out)
             .map_err(|e| Error::at(format!("tensor {}", self.source), e))?;
         model.release(&self.source, 0..usize::MAX);
         Ok(())
-    }
-
-    /// gpt-oss stores float experts as [expert, in, out] and packed ones as [expert, out, in].
-    fn is_transposed_expert(&self) -> bool {
-        self.source.ends_with("mlp.experts.gate_up_proj") || self.source.ends_with("mlp.experts.down_proj")
     }
 
     fn changed(&self, values: Vec<f32>, inner: usize) -> Vec<f32> {

@@ -4,6 +4,7 @@
 //! Guarded by `tests/hostile.rs`, `tests/gguf_config.rs` and the `gguf` fuzz target.
 
 pub(crate) mod cursor;
+pub(crate) mod file_metadata;
 pub(crate) mod kv_metadata;
 pub(crate) mod names;
 pub(crate) mod reader;

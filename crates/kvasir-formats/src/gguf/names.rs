@@ -1,92 +1,9 @@
 //! Mapping between GGUF and Hugging Face tensor names, per architecture, in both directions.
 
-/// Name stems common to all architectures: GGUF below `blk.N.`, Hugging Face below
-/// `model.layers.N.`.
-///
-/// `{}` stands for the expert number: GGUF stacks a layer's experts in one tensor, along the
-/// slowest dimension.
-const COMMON: &[(&str, &str)] = &[
-    ("attn_norm", "input_layernorm"),
-    ("attn_q", "self_attn.q_proj"),
-    ("attn_k", "self_attn.k_proj"),
-    ("attn_v", "self_attn.v_proj"),
-    ("attn_qkv", "self_attn.qkv_proj"),
-    ("attn_output", "self_attn.o_proj"),
-    ("attn_q_norm", "self_attn.q_norm"),
-    ("attn_k_norm", "self_attn.k_norm"),
-    ("ffn_norm", "post_attention_layernorm"),
-    ("ffn_gate", "mlp.gate_proj"),
-    ("ffn_up", "mlp.up_proj"),
-    ("ffn_down", "mlp.down_proj"),
-    ("ffn_gate_inp", "mlp.gate"),
-    ("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
-    ("ffn_up_exps", "mlp.experts.{}.up_proj"),
-    ("ffn_down_exps", "mlp.experts.{}.down_proj"),
-    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-    ("attn_q_a", "self_attn.q_a_proj"),
-    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
-    ("attn_q_b", "self_attn.q_b_proj"),
-    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
-    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
-    ("attn_kv_b", "self_attn.kv_b_proj"),
-    ("attn_k_b", "self_attn.k_b_proj"),
-    ("attn_v_b", "self_attn.v_b_proj"),
-    ("nextn.eh_proj", "eh_proj"),
-    ("nextn.enorm", "enorm"),
-    ("nextn.hnorm", "hnorm"),
-    ("nextn.embed_tokens", "embed_tokens"),
-    ("nextn.shared_head_head", "shared_head.head"),
-    ("nextn.shared_head_norm", "shared_head.norm"),
-];
+use kvasir_program::{Architecture, COMMON_TENSORS, TensorName};
 
-const MIXTRAL: &[(&str, &str)] = &[
-    ("ffn_gate_inp", "block_sparse_moe.gate"),
-    ("ffn_gate_exps", "block_sparse_moe.experts.{}.w1"),
-    ("ffn_up_exps", "block_sparse_moe.experts.{}.w3"),
-    ("ffn_down_exps", "block_sparse_moe.experts.{}.w2"),
-];
-
-const GEMMA3: &[(&str, &str)] = &[
-    ("post_attention_norm", "post_attention_layernorm"),
-    ("ffn_norm", "pre_feedforward_layernorm"),
-    ("post_ffw_norm", "post_feedforward_layernorm"),
-];
-
-const POST_ATTENTION: &[(&str, &str)] = &[("post_attention_norm", "post_attention_layernorm")];
-
-const GPT_OSS: &[(&str, &str)] =
-    &[("post_attention_norm", "post_attention_layernorm"), ("ffn_gate_inp", "mlp.router")];
-
-/// DeepSeek sparse attention (DSA) indexer.
-const DEEPSEEK32: &[(&str, &str)] = &[
-    ("indexer.attn_q_b", "self_attn.indexer.wq_b"),
-    ("indexer.attn_k", "self_attn.indexer.wk"),
-    ("indexer.k_norm", "self_attn.indexer.k_norm"),
-    ("indexer.proj", "self_attn.indexer.weights_proj"),
-];
-
-const PHI3: &[(&str, &str)] = &[("ffn_up", "mlp.gate_up_proj")];
-
-/// Complete names outside of layers.
-const OUTSIDE: &[(&str, &str)] = &[
-    ("token_embd.weight", "model.embed_tokens.weight"),
-    ("output_norm.weight", "model.norm.weight"),
-    ("output.weight", "lm_head.weight"),
-];
-
-/// Tensors whose values become config fields (RoPE factors).
-const IN_CONFIG: &[&str] = &["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
-
-/// Layer tensors whose suffix differs between the formats.
-const IRREGULAR: &[(&str, &str)] =
-    &[("attn_sinks.weight", "self_attn.sinks"), ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")];
-
-/// Whether this `general.architecture` uses multi-head latent attention (MLA).
-pub(crate) fn is_latent(architecture: &str) -> bool {
-    matches!(architecture, "deepseek2" | "deepseek32")
-}
+/// Upper bound of the expert number in a tensor's name.
+const MAX_EXPERT: usize = 65_536;
 
 /// Hugging Face name of a GGUF tensor.
 #[derive(Debug, PartialEq, Eq)]
@@ -102,79 +19,85 @@ pub(crate) enum HfName {
 /// Tensor naming of one architecture.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Naming {
-    own: &'static [(&'static str, &'static str)],
+    own: &'static [TensorName],
+}
+
+/// A layer's tensor name: the layer's number and the rest.
+fn in_layer<'a>(name: &'a str, prefix: &str) -> Option<(u32, &'a str)> {
+    let (layer, rest) = name.strip_prefix(prefix)?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
+}
+
+/// A name's stem and its suffix, `weight` or `bias`.
+fn suffixed(name: &str) -> Option<(&str, &str)> {
+    name.rsplit_once('.').filter(|(_, suffix)| matches!(*suffix, "weight" | "bias"))
+}
+
+fn gguf_side(name: &TensorName) -> &'static str {
+    match name {
+        TensorName::Stem(gguf, _)
+        | TensorName::Irregular(gguf, _)
+        | TensorName::Outside(gguf, _)
+        | TensorName::InConfig(gguf) => gguf,
+    }
 }
 
 impl Naming {
-    /// Naming for this `general.architecture`; `experts` distinguishes Mixtral from Llama.
-    pub(crate) fn of(architecture: &str, experts: bool) -> Option<Self> {
-        let own: &[_] = match architecture {
-            "llama" if experts => MIXTRAL,
-            "llama" | "qwen2" | "qwen3" | "qwen3moe" | "deepseek2" => &[],
-            "deepseek32" => DEEPSEEK32,
-            "gemma3" => GEMMA3,
-            "gpt-oss" => GPT_OSS,
-            "glm4moe" => POST_ATTENTION,
-            "phi3" => PHI3,
-            _ => return None,
-        };
-        Some(Self { own })
+    pub(crate) fn of(architecture: &Architecture) -> Self {
+        Self { own: architecture.gguf.tensors }
     }
 
-    fn stems(self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-        self.own.iter().chain(COMMON)
+    /// The architecture's names, and those common ones that it does not hide.
+    fn names(self) -> impl Iterator<Item = &'static TensorName> {
+        let hidden = move |name: &TensorName| self.own.iter().any(|own| gguf_side(own) == gguf_side(name));
+        self.own.iter().chain(COMMON_TENSORS.iter().filter(move |name| !hidden(name)))
     }
 
     /// GGUF name of a Hugging Face tensor, and its expert number if it belongs to a stack.
     pub(crate) fn to_gguf(self, name: &str) -> Option<(String, Option<usize>)> {
-        if let Some((gguf, _)) = OUTSIDE.iter().find(|(_, hf)| *hf == name) {
-            return Some(((*gguf).to_owned(), None));
-        }
-        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-        let layer: u32 = layer.parse().ok()?;
-        if let Some((gguf, _)) = IRREGULAR.iter().find(|(_, hf)| *hf == rest) {
-            return Some((format!("blk.{layer}.{gguf}"), None));
-        }
-        let (stem, suffix) = rest.rsplit_once('.')?;
-        if !matches!(suffix, "weight" | "bias") {
-            return None;
-        }
-        // Architecture-specific stems take precedence over common ones.
-        let hidden = |gguf: &str, hf: &str| self.own.iter().any(|(g, h)| *g == gguf && *h != hf);
-        self.stems().filter(|(gguf, hf)| !hidden(gguf, hf)).find_map(|(gguf, hf)| {
-            let name = format!("blk.{layer}.{gguf}.{suffix}");
-            match hf.split_once("{}") {
-                None => (*hf == stem).then_some((name, None)),
-                Some((before, after)) => {
-                    let expert = stem.strip_prefix(before)?.strip_suffix(after)?;
-                    Some((name, Some(expert.parse().ok().filter(|&e: &usize| e < 65_536)?)))
-                }
+        let layer = in_layer(name, "model.layers.");
+        self.names().find_map(|names| match names {
+            TensorName::Outside(gguf, hf) => (*hf == name).then(|| ((*gguf).to_owned(), None)),
+            TensorName::InConfig(_) => None,
+            TensorName::Irregular(gguf, hf) => {
+                let (layer, rest) = layer?;
+                (*hf == rest).then(|| (format!("blk.{layer}.{gguf}"), None))
+            }
+            TensorName::Stem(gguf, hf) => {
+                let (layer, rest) = layer?;
+                let (stem, suffix) = suffixed(rest)?;
+                let expert = match hf.split_once("{}") {
+                    None => (*hf == stem).then_some(None)?,
+                    Some((before, after)) => {
+                        let expert = stem.strip_prefix(before)?.strip_suffix(after)?;
+                        Some(expert.parse().ok().filter(|&e: &usize| e < MAX_EXPERT)?)
+                    }
+                };
+                Some((format!("blk.{layer}.{gguf}.{suffix}"), expert))
             }
         })
     }
 
     /// Hugging Face name of a GGUF tensor, or `None` if unknown.
     pub(crate) fn to_hf(self, name: &str) -> Option<HfName> {
-        if let Some((_, hf)) = OUTSIDE.iter().find(|(gguf, _)| *gguf == name) {
-            return Some(HfName::Whole((*hf).to_owned()));
-        }
-        if IN_CONFIG.contains(&name) {
-            return Some(HfName::InConfig);
-        }
-        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-        let layer: u32 = layer.parse().ok()?;
-        if let Some((_, hf)) = IRREGULAR.iter().find(|(gguf, _)| *gguf == rest) {
-            return Some(HfName::Whole(format!("model.layers.{layer}.{hf}")));
-        }
-        let (stem, suffix) = rest.rsplit_once('.')?;
-        if !matches!(suffix, "weight" | "bias") {
-            return None;
-        }
-        let (_, hf) = self.stems().find(|(gguf, _)| *gguf == stem)?;
-        Some(match hf.split_once("{}") {
-            None => HfName::Whole(format!("model.layers.{layer}.{hf}.{suffix}")),
-            Some((before, after)) => {
-                HfName::PerExpert(format!("model.layers.{layer}.{before}"), format!("{after}.{suffix}"))
+        let layer = in_layer(name, "blk.");
+        self.names().find_map(|names| match names {
+            TensorName::Outside(gguf, hf) => (*gguf == name).then(|| HfName::Whole((*hf).to_owned())),
+            TensorName::InConfig(gguf) => (*gguf == name).then_some(HfName::InConfig),
+            TensorName::Irregular(gguf, hf) => {
+                let (layer, rest) = layer?;
+                (*gguf == rest).then(|| HfName::Whole(format!("model.layers.{layer}.{hf}")))
+            }
+            TensorName::Stem(gguf, hf) => {
+                let (layer, rest) = layer?;
+                let (_, suffix) = suffixed(rest).filter(|(stem, _)| stem == gguf)?;
+                Some(match hf.split_once("{}") {
+                    None => HfName::Whole(format!("model.layers.{layer}.{hf}.{suffix}")),
+                    Some((before, after)) => {
+                        let before = format!("model.layers.{layer}.{before}");
+                        HfName::PerExpert(before, format!("{after}.{suffix}"))
+                    }
+                })
             }
         })
     }
@@ -184,40 +107,53 @@ impl Naming {
 mod tests {
     use super::*;
 
+    /// Every name of every architecture leads back to itself, so no table has a name twice.
     #[test]
     fn names_map_both_ways() {
-        for (arch, experts) in
-            [("llama", false), ("llama", true), ("gemma3", false), ("gpt-oss", false), ("phi3", false)]
-        {
-            let naming = Naming::of(arch, experts).unwrap();
-            // gpt-oss names the pre-FFN norm `post_attention_norm`.
-            let norm =
-                if arch == "gpt-oss" { "blk.7.post_attention_norm.weight" } else { "blk.7.ffn_norm.weight" };
-            for name in [norm, "blk.7.attn_q.bias", "blk.7.ffn_up.weight", "token_embd.weight"] {
-                let Some(HfName::Whole(hf)) = naming.to_hf(name) else { panic!("{name}") };
-                assert_eq!(naming.to_gguf(&hf), Some((name.to_owned(), None)), "{arch}");
+        for architecture in Architecture::all() {
+            let naming = Naming::of(architecture);
+            for names in naming.names() {
+                let gguf = match names {
+                    TensorName::Outside(gguf, _) => (*gguf).to_owned(),
+                    TensorName::Irregular(gguf, _) => format!("blk.7.{gguf}"),
+                    TensorName::Stem(gguf, _) => format!("blk.7.{gguf}.weight"),
+                    TensorName::InConfig(gguf) => {
+                        assert_eq!(naming.to_hf(gguf), Some(HfName::InConfig));
+                        continue;
+                    }
+                };
+                let (hf, expert) = match naming.to_hf(&gguf) {
+                    Some(HfName::Whole(hf)) => (hf, None),
+                    Some(HfName::PerExpert(before, after)) => (format!("{before}12{after}"), Some(12)),
+                    other => panic!("{}: {gguf}: {other:?}", architecture.name()),
+                };
+                let (back, of_stack) = naming.to_gguf(&hf).unwrap();
+                // Where an architecture gives a common Hugging Face name another GGUF name, the
+                // common GGUF name is still read.
+                let own = naming.own.iter().any(|own| back.contains(gguf_side(own)));
+                assert!(back == gguf || own, "{}: {gguf} becomes {hf}, then {back}", architecture.name());
+                assert_eq!(of_stack, expert, "{}: {hf}", architecture.name());
             }
-            let Some(HfName::PerExpert(before, after)) = naming.to_hf("blk.7.ffn_up_exps.weight") else {
-                panic!()
-            };
-            let expert = naming.to_gguf(&format!("{before}12{after}"));
-            assert_eq!(expert, Some(("blk.7.ffn_up_exps.weight".to_owned(), Some(12))), "{arch}");
         }
+    }
+
+    fn naming(class: &str) -> Naming {
+        Naming::of(Architecture::all().find(|known| known.name() == class).unwrap())
     }
 
     #[test]
     fn tensor_names_depend_on_the_architecture() {
         let whole = |s: &str| Some(HfName::Whole(s.into()));
-        let llama = Naming::of("llama", false).unwrap();
+        let llama = naming("LlamaForCausalLM");
         assert_eq!(llama.to_hf("blk.3.attn_q.weight"), whole("model.layers.3.self_attn.q_proj.weight"));
         assert_eq!(llama.to_hf("blk.3.attn_q.wight"), None);
         assert_eq!(llama.to_hf("blk.x.attn_q.weight"), None);
-        let gemma = Naming::of("gemma3", false).unwrap();
+        let gemma = naming("Gemma3ForCausalLM");
         assert_eq!(
             gemma.to_hf("blk.0.ffn_norm.weight"),
             whole("model.layers.0.pre_feedforward_layernorm.weight")
         );
-        let mixtral = Naming::of("llama", true).unwrap();
+        let mixtral = naming("MixtralForCausalLM");
         assert_eq!(
             mixtral.to_hf("blk.1.ffn_up_exps.weight"),
             Some(HfName::PerExpert("model.layers.1.block_sparse_moe.experts.".into(), ".w3.weight".into()))

@@ -4,7 +4,7 @@
 //! Guarded by `tests/spelling.rs`.
 
 use crate::arch::Architecture;
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json};
 
 /// Aliases of the same setting (experts, experts per token, MTP layers). A null under one of them
 /// counts as absent.
@@ -20,55 +20,30 @@ impl Architecture {
     pub fn spelled_out(&self, config: &Json) -> Json {
         let Some(map) = config.as_object() else { return config.clone() };
         let mut all = map.clone();
-        let is_missing = |name: &&str| map.get(*name).is_none_or(Json::is_null);
         for names in NAMES {
-            if let Some(name) = names.iter().find(|name| !is_missing(name)) {
+            if let Some(name) = names.iter().find(|name| !is_missing(map, name)) {
                 let value = &map[*name];
                 all.extend(
                     names
                         .iter()
-                        .filter(|name| is_missing(name))
+                        .filter(|name| is_missing(map, name))
                         .map(|name| ((*name).to_owned(), value.clone())),
                 );
             }
         }
-        for (key, value) in self.class_defaults().as_object().into_iter().flatten() {
-            all.entry(key).or_insert_with(|| value.clone());
-        }
-        if self.name == "GptOssForCausalLM" && ["rope_parameters", "rope_scaling"].iter().all(is_missing) {
-            // For this family a null `rope_scaling` counts as absent too.
-            let yarn = json!({
-                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
-                "original_max_position_embeddings": 4096,
-            });
-            all.insert("rope_scaling".to_owned(), yarn);
-        }
+        (self.defaults)(&mut all);
         Json::Object(all)
     }
+}
 
-    /// Defaults of the Transformers config class, where they differ from the common ones.
-    fn class_defaults(&self) -> Json {
-        match self.name {
-            "MistralForCausalLM" => json!({"sliding_window": 4096}),
-            "Qwen2ForCausalLM" | "Qwen3MoeForCausalLM" => {
-                json!({"sliding_window": 4096, "max_window_layers": 28})
-            }
-            "Qwen3ForCausalLM" => json!({"sliding_window": 4096, "max_window_layers": 28, "head_dim": 128}),
-            "MixtralForCausalLM" => json!({"rope_theta": 1e6, "rms_norm_eps": 1e-5}),
-            "GptOssForCausalLM" => {
-                json!({"rope_theta": 150_000.0, "rms_norm_eps": 1e-5, "sliding_window": 128, "head_dim": 64})
-            }
-            "Glm4MoeForCausalLM" => json!({"rms_norm_eps": 1e-5, "num_nextn_predict_layers": 1}),
-            "Phi3ForCausalLM" => json!({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
-            "Gemma3ForCausalLM" => json!({
-                "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
-                "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208,
-                "max_position_embeddings": 131_072,
-            }),
-            "DeepseekV3ForCausalLM" | "DeepseekV32ForCausalLM" => {
-                json!({"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1})
-            }
-            _ => json!({}),
-        }
+/// Whether a key is absent or null.
+pub(crate) fn is_missing(config: &Map<String, Json>, key: &str) -> bool {
+    config.get(key).is_none_or(Json::is_null)
+}
+
+/// Sets those keys that are absent; null stays.
+pub(crate) fn fill<const N: usize>(config: &mut Map<String, Json>, values: [(&str, Json); N]) {
+    for (key, value) in values {
+        config.entry(key).or_insert(value);
     }
 }

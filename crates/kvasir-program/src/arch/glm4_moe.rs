@@ -1,5 +1,8 @@
 //! GLM-4.5: GQA with partial rotary embedding, MoE and MTP layers as in DeepSeek-V3.
 
+use crate::arch::Architecture;
+use crate::arch::class::Class;
+use crate::arch::config_defaults::fill;
 use crate::arch::llama::layer;
 use crate::blocks::attention::Attention;
 use crate::blocks::decoder::{Norms, decoder, prediction as predict};
@@ -7,8 +10,41 @@ use crate::blocks::grouped::Grouped;
 use crate::builder::Builder;
 use crate::builder::rope_config::RopeConfig;
 use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::gguf::experts::{EXPERT_WIDTH, EXPERTS, GROUPED, SIGMOID_SCORES};
+use crate::gguf::heads::{HEADS, QKV_BIAS};
+use crate::gguf::rule::Rule;
+use crate::gguf::tensor_name::TensorName::Stem;
 use crate::ir::rope::RopeId;
 use crate::ir::value::ValueId;
+
+pub(crate) static GLM4_MOE: Architecture = Architecture {
+    classes: &[Class::text("Glm4MoeForCausalLM", "glm4_moe")],
+    gguf: Gguf {
+        names: &["glm4moe"],
+        written: |_| "glm4moe",
+        claims: |_| true,
+        tensors: &[Stem("post_attention_norm", "post_attention_layernorm")],
+        transforms: &[],
+        rules: &[
+            HEADS,
+            QKV_BIAS,
+            EXPERTS,
+            EXPERT_WIDTH,
+            SIGMOID_SCORES,
+            GROUPED,
+            &[Rule::HasTensor { config: "use_qk_norm", tensor: "blk.0.attn_q_norm.weight" }],
+        ],
+    },
+    models: "GLM-4.5 and similar",
+    specifics: "partial rotary, prediction layer (MTP)",
+    defaults: |config| {
+        fill(config, [("rms_norm_eps", 1e-5.into()), ("num_nextn_predict_layers", 1.into())]);
+        fill(config, [("partial_rotary_factor", 0.5.into()), ("norm_topk_prob", true.into())]);
+    },
+    target,
+    prediction: Some(prediction),
+};
 
 struct Parts {
     attention: Attention,
@@ -17,12 +53,12 @@ struct Parts {
     rope: RopeId,
 }
 
-pub(crate) fn target(b: &mut Builder<'_>) -> Result<()> {
+fn target(b: &mut Builder<'_>) -> Result<()> {
     let parts = Parts::new(b)?;
     decoder(b, 1.0, parts.norms, |b, i, x| parts.layer(b, i, x))
 }
 
-pub(crate) fn prediction(b: &mut Builder<'_>) -> Result<()> {
+fn prediction(b: &mut Builder<'_>) -> Result<()> {
     let parts = Parts::new(b)?;
     predict(b, parts.norms, |b, i, x| parts.layer(b, i, x))
 }

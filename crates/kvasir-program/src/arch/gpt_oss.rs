@@ -1,6 +1,9 @@
 //! gpt-oss: attention sinks, sliding window in every second layer, biases throughout, and a MoE
 //! with clamped SwiGLU in MXFP4.
 
+use crate::arch::Architecture;
+use crate::arch::class::Class;
+use crate::arch::config_defaults::{fill, is_missing};
 use crate::arch::llama::layer;
 use crate::blocks::attention::Attention;
 use crate::blocks::decoder::{Norms, decoder};
@@ -9,10 +12,74 @@ use crate::blocks::routed::{Routed, by_softmax, named_experts, scores};
 use crate::builder::Builder;
 use crate::builder::rope_config::RopeConfig;
 use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::gguf::experts::EXPERTS;
+use crate::gguf::heads::{HEADS, WINDOW};
+use crate::gguf::reader::ConfigReader;
+use crate::gguf::rule::{Absent, Constant, Rule, write_nothing};
+use crate::gguf::tensor_name::TensorName::{Irregular, Stem};
+use crate::gguf::transform::{StoredAs, Transform};
+use crate::gguf::windows::read_pattern;
 use crate::ir::op::{Activation, Experts};
 use crate::ir::weight::{Matrices, Matrix, Role, Vector, WeightId};
+use serde_json::{Map, Value as Json, json};
 
-pub(crate) fn target(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) static GPT_OSS: Architecture = Architecture {
+    classes: &[Class::text("GptOssForCausalLM", "gpt_oss")],
+    gguf: Gguf {
+        names: &["gpt-oss"],
+        written: |_| "gpt-oss",
+        claims: |_| true,
+        tensors: &[
+            Stem("post_attention_norm", "post_attention_layernorm"),
+            Stem("ffn_gate_inp", "mlp.router"),
+            Irregular("attn_sinks.weight", "self_attn.sinks"),
+        ],
+        transforms: &[StoredAs { tensors: ".mlp.experts.", transform: Transform::SplitExperts }],
+        rules: &[
+            HEADS,
+            WINDOW,
+            EXPERTS,
+            &[
+                Rule::count("expert_feed_forward_length", "intermediate_size", Absent::Omit),
+                Rule::Code { read: read_pattern::<2>, write: write_nothing },
+                Rule::Code { read: read_scaling, write: write_nothing },
+                Rule::Implied { config: "attention_bias", value: Constant::Flag(true) },
+                Rule::Implied { config: "swiglu_limit", value: Constant::Float(7.0) },
+            ],
+        ],
+    },
+    models: "gpt-oss",
+    specifics: "attention sinks, alternating windows, MXFP4 experts, YaRN",
+    defaults,
+    target,
+    prediction: None,
+};
+
+/// For this family a null `rope_scaling` counts as absent, too.
+fn defaults(config: &mut Map<String, Json>) {
+    if ["rope_parameters", "rope_scaling"].iter().all(|key| is_missing(config, key)) {
+        let yarn = json!({
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            "original_max_position_embeddings": 4096,
+        });
+        config.insert("rope_scaling".to_owned(), yarn);
+    }
+    fill(config, [("rope_theta", 150_000.0.into()), ("rms_norm_eps", 1e-5.into())]);
+    fill(config, [("sliding_window", 128.into()), ("head_dim", 64.into())]);
+}
+
+/// A file without scaling has none: an absent key would mean YaRN. YaRN here is without truncation.
+fn read_scaling(r: &mut ConfigReader<'_>) -> Result<()> {
+    match r.config.get("rope_scaling").and_then(|scaling| scaling.get("rope_type")).and_then(Json::as_str) {
+        None => r.set_scaling("rope_type", "default"),
+        Some("yarn") => r.set_scaling("truncate", false),
+        Some(_) => {}
+    }
+    Ok(())
+}
+
+fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (bias, norms) = (c.flag_or("attention_bias", true)?, Norms::rms(c)?);
     let attention = Attention { bias, out_bias: bias, sinks: true, ..Attention::read(c)? };

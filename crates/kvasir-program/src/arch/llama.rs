@@ -1,32 +1,45 @@
-//! Llama (GQA, RMSNorm, SwiGLU), and Mistral, which adds a sliding window and drops the biases.
-//! Also the common pre-norm decoder layer.
+//! Llama: GQA, RMSNorm, SwiGLU. Also the common pre-norm decoder layer.
 
+use crate::arch::Architecture;
+use crate::arch::class::Class;
 use crate::blocks::attention::Attention;
-use crate::blocks::common_window;
 use crate::blocks::decoder::{Norms, decoder};
 use crate::blocks::feed_forward::FeedForward;
 use crate::builder::Builder;
 use crate::builder::rope_config::RopeConfig;
 use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::gguf::heads::{HEADS, QKV_BIAS};
+use crate::gguf::rule::Rule;
+use crate::gguf::transform::INTERLEAVED;
 use crate::ir::value::ValueId;
 
-pub(crate) fn llama(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) static LLAMA: Architecture = Architecture {
+    classes: &[Class::text("LlamaForCausalLM", "llama")],
+    gguf: Gguf {
+        names: &["llama"],
+        written: |_| "llama",
+        claims: |_| true,
+        tensors: &[],
+        transforms: INTERLEAVED,
+        rules: &[HEADS, QKV_BIAS, &[Rule::HasTensor { config: "mlp_bias", tensor: "blk.0.ffn_gate.bias" }]],
+    },
+    models: "Llama 2 and 3 and derivatives",
+    specifics: "`llama3` RoPE",
+    defaults: |_| {},
+    target,
+    prediction: None,
+};
+
+fn target(b: &mut Builder<'_>) -> Result<()> {
     let bias = b.config.flag_or("attention_bias", false)?;
     let attention = Attention { bias, out_bias: bias, ..Attention::read(b.config)? };
     let bias = b.config.flag_or("mlp_bias", false)?;
-    build(b, attention, FeedForward { bias, ..FeedForward::read(b.config)? }, None)
-}
-
-pub(crate) fn mistral(b: &mut Builder<'_>) -> Result<()> {
-    let window = common_window(b.config)?;
-    build(b, Attention::read(b.config)?, FeedForward::read(b.config)?, window)
-}
-
-fn build(b: &mut Builder<'_>, attention: Attention, ffn: FeedForward, window: Option<u32>) -> Result<()> {
+    let ffn = FeedForward { bias, ..FeedForward::read(b.config)? };
     let norms = Norms::rms(b.config)?;
     let rope = attention.rope(b, RopeConfig::read(b.config)?, 1.0)?;
     decoder(b, 1.0, norms, |b, i, x| {
-        layer(b, i, x, norms, |b, h| attention.build(b, i, h, rope, window), |b, p, h| ffn.build(b, p, h))
+        layer(b, i, x, norms, |b, h| attention.build(b, i, h, rope, None), |b, p, h| ffn.build(b, p, h))
     })
 }
 

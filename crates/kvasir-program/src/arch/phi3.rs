@@ -1,5 +1,8 @@
 //! Phi-3: fused QKV and gate/up projections, partial rotary embedding, LongRoPE.
 
+use crate::arch::Architecture;
+use crate::arch::class::Class;
+use crate::arch::config_defaults::fill;
 use crate::arch::llama::layer;
 use crate::blocks::attention::Attention;
 use crate::blocks::common_window;
@@ -8,8 +11,39 @@ use crate::blocks::feed_forward::FeedForward;
 use crate::builder::Builder;
 use crate::builder::rope_config::RopeConfig;
 use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::gguf::heads::{HEADS, WINDOW};
+use crate::gguf::rule::{Absent, Rule};
+use crate::gguf::tensor_name::TensorName::Stem;
 
-pub(crate) fn target(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) static PHI3: Architecture = Architecture {
+    classes: &[Class::text("Phi3ForCausalLM", "phi3")],
+    gguf: Gguf {
+        names: &["phi3"],
+        written: |_| "phi3",
+        claims: |_| true,
+        tensors: &[Stem("ffn_up", "mlp.gate_up_proj")],
+        transforms: &[],
+        rules: &[
+            HEADS,
+            WINDOW,
+            &[Rule::count(
+                "rope.scaling.original_context_length",
+                "original_max_position_embeddings",
+                Absent::Omit,
+            )],
+        ],
+    },
+    models: "Phi-3, Phi-3.5, Phi-4-mini",
+    specifics: "`longrope`: factors depend on prompt plus limit",
+    defaults: |config| {
+        fill(config, [("rms_norm_eps", 1e-5.into()), ("original_max_position_embeddings", 4096.into())]);
+    },
+    target,
+    prediction: None,
+};
+
+fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (norms, window) = (Norms::rms(c)?, common_window(c)?);
     let attention = Attention { fused: true, ..Attention::read(c)? };

@@ -1,6 +1,9 @@
 //! Qwen2 (biases on the Q, K and V projections) and Qwen3 (QK-norm: an RMSNorm over each query and
 //! key head instead; MTP layers as in DeepSeek-V3, if the checkpoint has any).
 
+use crate::arch::Architecture;
+use crate::arch::class::Class;
+use crate::arch::config_defaults::fill;
 use crate::arch::llama::layer;
 use crate::blocks::attention::Attention;
 use crate::blocks::decoder::{Norms, decoder, prediction};
@@ -9,19 +12,59 @@ use crate::blocks::qwen_windows;
 use crate::builder::Builder;
 use crate::builder::rope_config::RopeConfig;
 use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::gguf::heads::{HEADS, QKV_BIAS};
 use crate::ir::rope::RopeId;
 use crate::ir::value::ValueId;
 
-pub(crate) fn qwen2(b: &mut Builder<'_>) -> Result<()> {
+pub(crate) static QWEN2: Architecture = Architecture {
+    classes: &[Class::text("Qwen2ForCausalLM", "qwen2")],
+    gguf: Gguf {
+        names: &["qwen2"],
+        written: |_| "qwen2",
+        claims: |_| true,
+        tensors: &[],
+        transforms: &[],
+        rules: &[HEADS],
+    },
+    models: "Qwen2, Qwen2.5",
+    specifics: "attention biases, sliding windows",
+    defaults: |config| fill(config, [("sliding_window", 4096.into()), ("max_window_layers", 28.into())]),
+    target: qwen2,
+    prediction: None,
+};
+
+pub(crate) static QWEN3: Architecture = Architecture {
+    classes: &[Class::text("Qwen3ForCausalLM", "qwen3")],
+    gguf: Gguf {
+        names: &["qwen3"],
+        written: |_| "qwen3",
+        claims: |_| true,
+        tensors: &[],
+        transforms: &[],
+        rules: &[HEADS, QKV_BIAS],
+    },
+    models: "Qwen3",
+    specifics: "per-head norms; prediction layers, if there are any",
+    defaults: |config| {
+        let window = [("sliding_window", 4096.into()), ("max_window_layers", 28.into())];
+        fill(config, window);
+        fill(config, [("head_dim", 128.into())]);
+    },
+    target: qwen3,
+    prediction: Some(qwen3_prediction),
+};
+
+fn qwen2(b: &mut Builder<'_>) -> Result<()> {
     let attention = Attention { bias: true, ..Attention::read(b.config)? };
     Parts::new(b, attention)?.target(b)
 }
 
-pub(crate) fn qwen3(b: &mut Builder<'_>) -> Result<()> {
+fn qwen3(b: &mut Builder<'_>) -> Result<()> {
     Parts::qwen3(b)?.target(b)
 }
 
-pub(crate) fn qwen3_prediction(b: &mut Builder<'_>) -> Result<()> {
+fn qwen3_prediction(b: &mut Builder<'_>) -> Result<()> {
     let parts = Parts::qwen3(b)?;
     prediction(b, parts.norms, |b, i, x| parts.layer(b, i, x))
 }

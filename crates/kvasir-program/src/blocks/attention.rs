@@ -8,9 +8,28 @@ use crate::builder::{Attend, Builder};
 use crate::error::Result;
 use crate::ir::layer::LayerFacts;
 use crate::ir::op::Pairs;
-use crate::ir::rope::RopeId;
+use crate::ir::rope::{Rope, RopeId};
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
+
+/// The ropes of a layer's queries and keys; `None` leaves them as they are.
+#[derive(Clone, Copy)]
+pub(crate) struct Ropes {
+    pub(crate) q: Option<RopeId>,
+    pub(crate) k: Option<RopeId>,
+}
+
+impl From<RopeId> for Ropes {
+    fn from(rope: RopeId) -> Self {
+        Some(rope).into()
+    }
+}
+
+impl From<Option<RopeId>> for Ropes {
+    fn from(rope: Option<RopeId>) -> Self {
+        Self { q: rope, k: rope }
+    }
+}
 
 /// A GQA attention block.
 #[derive(Clone, Copy)]
@@ -26,6 +45,8 @@ pub(crate) struct Attention {
     pub(crate) fused: bool,
     /// QK-norm: a norm over each query and key head.
     pub(crate) norms: Option<Norms>,
+    /// QK-norm over all heads together instead.
+    pub(crate) wide_norms: bool,
     /// Attention sinks: a learned logit per query head.
     pub(crate) sinks: bool,
     /// Softmax scale.
@@ -48,6 +69,7 @@ impl Attention {
             out_bias: false,
             fused: false,
             norms: None,
+            wide_norms: false,
             sinks: false,
             scale: (head_dim as f64).powf(-0.5),
         })
@@ -59,16 +81,29 @@ impl Attention {
         Ok(b.rope(rope))
     }
 
+    /// The same where the amplitude of queries grows with the position, which takes a rope over whole
+    /// heads.
+    pub(crate) fn tempered_ropes(&self, b: &mut Builder<'_>, config: RopeConfig<'_>) -> Result<Ropes> {
+        let k = self.rope(b, config, 1.0)?;
+        let Some(temperature) = config.temperature()? else { return Ok(k.into()) };
+        let rope = Rope { temperature: Some(temperature), ..b.program.ropes[k.0 as usize].clone() };
+        if rope.dims() != self.head_dim {
+            let why = format!("leaves {} of {} places unscaled", self.head_dim - rope.dims(), self.head_dim);
+            return Err(b.config.bad("partial_rotary_factor", why));
+        }
+        Ok(Ropes { q: Some(b.rope(rope)), k: Some(k) })
+    }
+
     /// Builds the attention of one layer, from the normed input to the output projection.
     pub(crate) fn build(
         &self,
         b: &mut Builder<'_>,
         layer: usize,
         x: ValueId,
-        rope: RopeId,
+        ropes: impl Into<Ropes>,
         window: Option<u32>,
     ) -> Result<ValueId> {
-        self.build_at(b, &format!("model.layers.{layer}.self_attn."), x, rope, window)
+        self.build_at(b, &format!("model.layers.{layer}.self_attn."), x, ropes, window)
     }
 
     /// The same with the prefix of the tensor names.
@@ -77,20 +112,25 @@ impl Attention {
         b: &mut Builder<'_>,
         p: &str,
         x: ValueId,
-        rope: RopeId,
+        ropes: impl Into<Ropes>,
         window: Option<u32>,
     ) -> Result<ValueId> {
+        let ropes = ropes.into();
         let (q, k, v) = self.project(b, p, x)?;
         let pairs = if b.source.layout.interleaved_qk { Pairs::Interleaved } else { Pairs::Half };
         // The norm directly precedes the rotation that reads it, so that a backend can fuse both.
-        let mut place = |x: ValueId, name: &str, heads: usize| {
+        let mut place = |x: ValueId, name: &str, heads: usize, rope: Option<RopeId>| {
+            let groups = if self.wide_norms { 1 } else { heads };
             let x = match self.norms {
-                Some(norms) => norms.heads(b, x, &format!("{p}{name}_norm"), heads)?,
+                Some(norms) => norms.heads(b, x, &format!("{p}{name}_norm"), groups)?,
                 None => x,
             };
-            b.rotary(x, heads, 0, rope, pairs)
+            match rope {
+                Some(rope) => b.rotary(x, heads, 0, rope, pairs),
+                None => Ok(x),
+            }
         };
-        let (q, k) = (place(q, "q", self.heads)?, place(k, "k", self.kv_heads)?);
+        let (q, k) = (place(q, "q", self.heads, ropes.q)?, place(k, "k", self.kv_heads, ropes.k)?);
         let sinks =
             if self.sinks { Some(b.weight(&format!("{p}sinks"), &[self.heads], Role::Sinks)?) } else { None };
         let id = b.layer(LayerFacts {

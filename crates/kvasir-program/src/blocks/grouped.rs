@@ -41,8 +41,8 @@ impl Grouped {
             scale: config.float_or("routed_scaling_factor", 1.0)? as f32,
         };
         let dense = FeedForward::read(config)?;
-        let (names, activation) = (Routed::NAMES, dense.activation);
-        let experts = Routed { count, inner, names, activation, corrected: true, routing };
+        let (names, activation, correction) = (Routed::NAMES, dense.activation, Some(Routed::CORRECTION));
+        let experts = Routed { count, inner, names, activation, correction, routing };
         Ok(Self { first, every, experts, shared, dense })
     }
 

@@ -15,8 +15,8 @@ pub(crate) struct Routed {
     /// Tensor names of the gate, up and down projections.
     pub(crate) names: [&'static str; 3],
     pub(crate) activation: Activation,
-    /// Whether a correction bias (`e_score_correction_bias`) is added for the selection.
-    pub(crate) corrected: bool,
+    /// Tensor name of the correction bias that is added for the selection, if there is one.
+    pub(crate) correction: Option<&'static str>,
     pub(crate) routing: Routing,
 }
 
@@ -24,13 +24,15 @@ impl Routed {
     /// The usual tensor names.
     pub(crate) const NAMES: [&'static str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
+    /// The usual tensor name of the correction bias.
+    pub(crate) const CORRECTION: &'static str = "gate.e_score_correction_bias";
+
     /// Builds the block; its tensor names start with `p`.
     pub(crate) fn build(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<ValueId> {
         let scores = scores(b, x, &format!("{p}gate"), self.count, false)?;
-        let correction = if self.corrected {
-            Some(b.weight(&format!("{p}gate.e_score_correction_bias"), &[self.count], Role::Router)?)
-        } else {
-            None
+        let correction = match self.correction {
+            Some(name) => Some(b.weight(&format!("{p}{name}"), &[self.count], Role::Router)?),
+            None => None,
         };
         let routes = b.route(scores, Routing { correction, ..self.routing })?;
         let p = format!("{p}experts.");

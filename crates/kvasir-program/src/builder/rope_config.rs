@@ -6,7 +6,7 @@
 
 use crate::builder::config::Config;
 use crate::error::Result;
-use crate::ir::rope::{LongRope, Rope};
+use crate::ir::rope::{LongRope, Rope, Temperature};
 use std::f64::consts::TAU;
 
 /// The config objects that may contain RoPE settings.
@@ -57,6 +57,24 @@ impl<'a> RopeConfig<'a> {
         Self { renamed: Some((from, to)), ..self }
     }
 
+    /// The same base without scaling, for layers that the scaling does not apply to.
+    pub(crate) fn unscaled(self) -> Self {
+        Self { scaling: None, parameters: None, ..self }
+    }
+
+    /// The growth of query amplitudes with the position (`llama_4_scaling_beta`), if there is any.
+    pub(crate) fn temperature(&self) -> Result<Option<Temperature>> {
+        let Some(beta) = self.float("llama_4_scaling_beta")?.filter(|beta| *beta != 0.0) else {
+            return Ok(None);
+        };
+        let period = self.original()?;
+        if period < 1.0 || !(beta as f32).is_finite() {
+            let why = format!("is {beta} over {period} positions, not a growth per at least 1");
+            return Err(self.place().bad("llama_4_scaling_beta", why));
+        }
+        Ok(Some(Temperature { beta: beta as f32, period: period as u32 }))
+    }
+
     fn places(&self) -> impl Iterator<Item = Config<'a>> {
         [self.scaling, self.parameters].into_iter().flatten()
     }
@@ -103,7 +121,7 @@ impl<'a> RopeConfig<'a> {
             Some(share) => share,
             None => self.top.float_or("partial_rotary_factor", default_share)?,
         };
-        let dims = (head_dim as f64 * share) as usize;
+        let dims = rotated(head_dim, share);
         if share <= 0.0 || dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
             let why = format!("is {share}: {dims} of {head_dim} places cannot turn");
             return Err(self.top.bad("partial_rotary_factor", why));
@@ -132,8 +150,12 @@ impl<'a> RopeConfig<'a> {
         let powers: Vec<f32> =
             (0..dims / 2).map(|i| self.theta.powf(f64::from((2 * i) as f32 / dims as f32)) as f32).collect();
         let inv: Vec<f32> = powers.iter().map(|power| 1.0 / power).collect();
-        let plain =
-            |inv_freq: Vec<f32>, amplitude: f64| Rope { inv_freq, amplitude: amplitude as f32, long: None };
+        let plain = |inv_freq: Vec<f32>, amplitude: f64| Rope {
+            inv_freq,
+            amplitude: amplitude as f32,
+            long: None,
+            temperature: None,
+        };
         match self.kind()? {
             // "dynamic" changes frequencies only beyond `max_position_embeddings`, which no
             // sequence exceeds.
@@ -240,7 +262,7 @@ impl<'a> RopeConfig<'a> {
             }
         };
         let long = (short != long).then_some(LongRope { after: original as u32, inv_freq: long });
-        Ok(Rope { inv_freq: short, amplitude: amplitude as f32, long })
+        Ok(Rope { inv_freq: short, amplitude: amplitude as f32, long, temperature: None })
     }
 
     fn flag(&self, key: &str, default: bool) -> Result<bool> {
@@ -249,6 +271,11 @@ impl<'a> RopeConfig<'a> {
             None => Ok(default),
         }
     }
+}
+
+/// A share of a head, rounded down; a share that is a rounded quotient loses nothing.
+pub(crate) fn rotated(head_dim: usize, share: f64) -> usize {
+    (head_dim as f64 * share + 1e-6) as usize
 }
 
 /// YaRN's amplitude: 0.1 * weight * ln(factor) + 1.

@@ -55,6 +55,9 @@ impl Display for Rope {
             write!(f, " beyond {} tokens ", long.after)?;
             frequencies(f, &long.inv_freq)?;
         }
+        if let Some(temperature) = &self.temperature {
+            write!(f, " growing by {} per ln of {} positions", temperature.beta, temperature.period)?;
+        }
         Ok(())
     }
 }
@@ -189,14 +192,14 @@ mod tests {
         let of = |base: f64, stretch: f64| -> Vec<f32> {
             (0..64).map(|i| (base.powf(f64::from(-i) / 64.0) / stretch) as f32).collect()
         };
-        let rope = |inv_freq: Vec<f32>| Rope { inv_freq, amplitude: 1.0, long: None };
+        let rope = |inv_freq: Vec<f32>| Rope { inv_freq, amplitude: 1.0, long: None, temperature: None };
         assert_eq!(rope(of(1e6, 1.0)).to_string(), "base 1000000");
         assert_eq!(rope(of(5e5, 8.0)).to_string(), "base 500000 positions / 8");
         let mut uneven = of(1e4, 1.0);
         uneven[63] /= 32.0;
         assert!(rope(uneven).to_string().contains("not all scaled alike"));
         let long = Some(LongRope { after: 4096, inv_freq: of(1e4, 4.0) });
-        let both = Rope { inv_freq: of(1e4, 1.0), amplitude: 1.25, long };
+        let both = Rope { inv_freq: of(1e4, 1.0), amplitude: 1.25, long, temperature: None };
         assert_eq!(both.to_string(), "base 10000 amplitude 1.25 beyond 4096 tokens base 10000 positions / 4");
     }
 }

@@ -20,6 +20,25 @@ pub struct Rope {
     pub amplitude: f32,
     /// Other frequencies for long sequences (LongRoPE).
     pub long: Option<LongRope>,
+    /// Growth of the amplitude with the position; on queries only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<Temperature>,
+}
+
+/// Attention temperature (Ministral 3): at position `p` the amplitude is multiplied by
+/// `1 + beta * ln(1 + floor(p / period))`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Temperature {
+    /// Strength.
+    pub beta: f32,
+    /// Positions between two steps of the growth; at least 1.
+    pub period: u32,
+}
+
+impl Temperature {
+    fn factor(self, position: u32) -> f32 {
+        1.0 + self.beta * (1.0 + (position / self.period.max(1)) as f32).ln()
+    }
 }
 
 /// LongRoPE's frequencies for *every* position of a sequence that may grow beyond `after` tokens
@@ -52,6 +71,10 @@ impl Rope {
     /// Cosine and sine at a position, for a pair of this frequency.
     pub fn turn(&self, inv_freq: f32, position: u32) -> (f32, f32) {
         let angle = position as f32 * inv_freq;
-        (angle.cos() * self.amplitude, angle.sin() * self.amplitude)
+        let amplitude = match self.temperature {
+            Some(temperature) => self.amplitude * temperature.factor(position),
+            None => self.amplitude,
+        };
+        (angle.cos() * amplitude, angle.sin() * amplitude)
     }
 }

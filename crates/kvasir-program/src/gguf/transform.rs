@@ -1,0 +1,61 @@
+//! [`Transform`]: how GGUF stores the values of a tensor differently from Hugging Face.
+//!
+//! A conversion applies the transform. The bytes of a GGUF file are never changed back: the program
+//! is built for them, as the file's [`Layout`] says.
+
+use crate::builder::source::Layout;
+use crate::gguf::metadata::Metadata;
+
+/// A change of values between Hugging Face and GGUF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transform {
+    /// The rows of each head are permuted from pairs (i, i + half) to pairs (2i, 2i + 1).
+    InterleavePairs {
+        /// The config key of the number of heads.
+        heads: &'static str,
+    },
+    /// Norm weights include the offset: 1 + w.
+    PlusOne,
+    /// MLA: `kv_b_proj` is split by head into `attn_k_b` (transposed) and `attn_v_b`.
+    SplitLatent,
+    /// gpt-oss: the interleaved `gate_up_proj` of all experts is split into gate and up; float
+    /// experts are transposed to [experts, out, in].
+    SplitExperts,
+}
+
+/// The tensors that a [`Transform`] applies to.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredAs {
+    /// A part of their Hugging Face names.
+    pub tensors: &'static str,
+    /// The change.
+    pub transform: Transform,
+}
+
+/// Rotary pairs of the llama family: GGUF's readers rotate neighbors.
+pub(crate) const INTERLEAVED: &[StoredAs] = &[
+    StoredAs {
+        tensors: "self_attn.q_proj.",
+        transform: Transform::InterleavePairs { heads: "num_attention_heads" },
+    },
+    StoredAs {
+        tensors: "self_attn.k_proj.",
+        transform: Transform::InterleavePairs { heads: "num_key_value_heads" },
+    },
+];
+
+/// MLA's projections per head.
+pub(crate) const SPLIT_LATENT: &[StoredAs] =
+    &[StoredAs { tensors: "self_attn.kv_b_proj.weight", transform: Transform::SplitLatent }];
+
+impl Transform {
+    pub(crate) fn mark(self, layout: &mut Layout, file: &dyn Metadata) {
+        match self {
+            Self::InterleavePairs { .. } => layout.interleaved_qk = true,
+            Self::PlusOne => layout.norm_plus_one = true,
+            // Older files keep `kv_b_proj` whole.
+            Self::SplitLatent => layout.split_kv_b = file.shape("blk.0.attn_k_b.weight").is_some(),
+            Self::SplitExperts => layout.split_gate_up = true,
+        }
+    }
+}
