@@ -188,3 +188,56 @@ fn a_stored_head_overrides_tied_embeddings() {
     assert_eq!(build(false, true), Ok(true));
     assert!(build(false, false).unwrap_err().contains("lm_head.weight"));
 }
+
+#[test]
+fn parts_with_and_without_rope_are_spelled_in_several_ways() {
+    let rotations = |more: Json| {
+        let built = small("SmolLM3ForCausalLM", more)?;
+        let rotary = built.target.ops.iter().filter(|op| matches!(op, Op::Rotary { .. }));
+        Ok::<_, String>(rotary.count())
+    };
+    // Two per layer: of the queries and of the keys.
+    assert_eq!(rotations(json!({})), Ok(6));
+    assert_eq!(rotations(json!({"no_rope_layers": [1, 0, 1]})), Ok(4));
+    assert_eq!(rotations(json!({"no_rope_layer_interval": 3})), Ok(4));
+    assert!(rotations(json!({"no_rope_layers": [1]})).unwrap_err().contains("no_rope_layers"));
+    let dims = |more: Json| small("MiniMaxM2ForCausalLM", more).map(|built| built.target.ropes[0].dims());
+    assert_eq!(dims(json!({"rotary_dim": 8})), Ok(8));
+    assert_eq!(dims(json!({"head_dim": 32, "rotary_dim": 8})), Ok(8));
+    assert_eq!(dims(json!({"partial_rotary_factor": 0.5})), Ok(8));
+    // A quotient that is not a finite binary fraction.
+    assert_eq!(dims(json!({"head_dim": 98, "rotary_dim": 38})), Ok(38));
+    assert!(dims(json!({"attn_type_list": [1, 0, 1]})).unwrap_err().contains("attn_type_list"));
+}
+
+#[test]
+fn queries_grow_with_the_position() {
+    let built = |factor: f64| {
+        small(
+            "Ministral3ForCausalLM",
+            json!({"head_dim": 16, "partial_rotary_factor": factor, "rope_parameters": {
+            "rope_type": "default", "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 32}}),
+        )
+    };
+    let ropes = built(1.0).unwrap().target.ropes;
+    let amplitudes = |position| ropes.iter().map(|rope| rope.turn(0.0, position).0).collect::<Vec<_>>();
+    assert_eq!(amplitudes(31), [1.0, 1.0]);
+    assert_eq!(amplitudes(95), [1.0, 1.0 + 0.1 * 3f32.ln()]);
+    assert!(built(0.5).unwrap_err().contains("8 of 16 places unscaled"));
+}
+
+#[test]
+fn dense_layers_are_listed_or_counted() {
+    let mixtures = |more: Json| {
+        let mut config = json!({
+            "q_lora_rank": null, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let built = small("Glm4MoeLiteForCausalLM", config)?;
+        Ok::<_, String>(built.target.ops.iter().filter(|op| matches!(op, Op::Mixture { .. })).count())
+    };
+    assert_eq!(mixtures(json!({})), Ok(2));
+    assert_eq!(mixtures(json!({"first_k_dense_replace": 2})), Ok(1));
+    assert_eq!(mixtures(json!({"mlp_layer_types": ["dense", "dense", "sparse"]})), Ok(1));
+    let mixed = mixtures(json!({"mlp_layer_types": ["dense", "sparse", "dense"]}));
+    assert!(mixed.unwrap_err().contains("mlp_layer_types has \"dense\" for layer 2"));
+}

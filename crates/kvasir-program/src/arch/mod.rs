@@ -11,14 +11,19 @@ pub(crate) mod config_defaults;
 pub(crate) mod deepseek;
 pub(crate) mod gemma3;
 pub(crate) mod glm4_moe;
+pub(crate) mod glm4_moe_lite;
 pub(crate) mod gpt_oss;
 pub(crate) mod llama;
+pub(crate) mod minimax_m2;
+pub(crate) mod ministral3;
 pub(crate) mod mistral;
 pub(crate) mod mixtral;
 pub(crate) mod nearest;
+pub(crate) mod olmo3;
 pub(crate) mod phi3;
 pub(crate) mod qwen;
 pub(crate) mod qwen3_moe;
+pub(crate) mod smollm3;
 
 use crate::arch::class::Class;
 use crate::arch::nearest::nearest;
@@ -57,10 +62,15 @@ const ALL: &[&Architecture] = &[
     &mixtral::MIXTRAL,
     &llama::LLAMA,
     &mistral::MISTRAL,
+    &ministral3::MINISTRAL3,
+    &smollm3::SMOLLM3,
+    &olmo3::OLMO3,
     &gemma3::GEMMA3,
     &phi3::PHI3,
     &gpt_oss::GPT_OSS,
     &glm4_moe::GLM4_MOE,
+    &glm4_moe_lite::GLM4_MOE_LITE,
+    &minimax_m2::MINIMAX_M2,
     &deepseek::DEEPSEEK_V3,
     &deepseek::DEEPSEEK_V32,
 ];
