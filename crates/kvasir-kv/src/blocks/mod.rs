@@ -25,6 +25,7 @@ pub(crate) mod claim;
 pub(crate) mod event_log;
 pub(crate) mod fork;
 pub(crate) mod hash;
+pub(crate) mod import;
 pub(crate) mod index;
 pub(crate) mod leased_copies;
 pub(crate) mod ledger;

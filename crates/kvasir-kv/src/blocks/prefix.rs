@@ -56,6 +56,14 @@ impl<I: Index> Prefix for BlockCache<I> {
         self.publish_blocks(seq, tokens, from, computed / self.config.block_size).map(|_| ())
     }
 
+    fn published(&self, seq: SeqId) -> Result<u32, CacheError> {
+        Ok(self.seqs.get(seq)?.published * self.config.block_size)
+    }
+
+    fn import(&mut self, seq: SeqId, upto: u32) -> Result<(), CacheError> {
+        self.import_rows(seq, upto)
+    }
+
     fn evict(&mut self, slots: u32) -> Result<u32, CacheError> {
         let evicted = self.ledger.index.evict(slots.div_ceil(self.config.block_size));
         if evicted > 0 {

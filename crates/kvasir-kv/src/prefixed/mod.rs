@@ -334,6 +334,8 @@ impl<C: Cache + ?Sized> Sequences for Prefixed<C> {
     }
 }
 
+const NO_TRANSFER: &str = "K/V cannot move between caches with a shared prefix";
+
 /// The caller must pass tokens that begin with the prefix's tokens.
 impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
@@ -358,6 +360,14 @@ impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {
         let (rest, computed) = (self.rest(tokens), computed.saturating_sub(self.shape.base));
         self.inner.prefix()?.publish(seq, rest, computed)
+    }
+
+    fn published(&self, _seq: SeqId) -> Result<u32, CacheError> {
+        Err(CacheError::BadConfig(NO_TRANSFER))
+    }
+
+    fn import(&mut self, _seq: SeqId, _upto: u32) -> Result<(), CacheError> {
+        Err(CacheError::BadConfig(NO_TRANSFER))
     }
 
     fn evict(&mut self, slots: u32) -> Result<u32, CacheError> {

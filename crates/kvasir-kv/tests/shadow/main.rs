@@ -124,6 +124,7 @@ struct Simulation<I> {
     hits: u32,
     looked_up: Option<(Vec<Token>, u64, Lookup)>,
     refused: u32,
+    imported: u32,
     mirror: mirror::Mirror,
 }
 
@@ -161,7 +162,8 @@ impl<I: Index> Simulation<I> {
                 86..89 => self.copy(),
                 89..91 => self.fork(),
                 91 => self.keep(),
-                92..95 => self.propose(),
+                92 => self.import(),
+                93..95 => self.propose(),
                 95..98 => self.commit(),
                 _ => {
                     let slots = self.rng.below(3 * self.config.block_size);
@@ -210,7 +212,7 @@ impl<I: Index> Simulation<I> {
 
 fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheError>, name: &str) {
     let seeds: u64 = std::env::var("KVASIR_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(150);
-    let (mut hits, mut refused, mut removed) = (0, 0, 0);
+    let (mut hits, mut refused, mut removed, mut imported) = (0, 0, 0, 0);
     for seed in 1..=seeds {
         for block_size in [1, 2, 4, 16] {
             let mut rng = Rng(Random::new(seed));
@@ -236,6 +238,7 @@ fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheErro
                 hits: 0,
                 looked_up: None,
                 refused: 0,
+                imported: 0,
                 mirror: mirror::Mirror::default(),
             };
             assert_eq!(simulation.cache.record_events().is_ok(), config.sharing);
@@ -250,10 +253,12 @@ fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheErro
             hits += simulation.hits;
             refused += simulation.refused;
             removed += simulation.mirror.removed;
+            imported += simulation.imported;
         }
     }
     assert!(hits > 100 && refused > 10, "{name}: {hits} tokens were hits, {refused} verbs refused");
     assert!(removed > 1000, "{name}: {removed} blocks were removed");
+    assert!(imported > 1000, "{name}: {imported} rows were imported");
 }
 
 #[test]

@@ -63,6 +63,78 @@ impl<I: Index> Simulation<I> {
         self.cache.prefix().unwrap().publish(seq, &tokens, computed).unwrap();
     }
 
+    /// Imports rows into any sequence, or into one with a prefix of its prompt that is then published and
+    /// closed, as an engine does.
+    pub(super) fn import(&mut self) {
+        let opened = if self.rng.below(3) > 0 { self.cache.open().ok() } else { None };
+        let prompt = self.prompt();
+        let (seq, more) = match opened {
+            Some(seq) => {
+                self.families += 1;
+                let mut model = ModelSeq { family: self.families, ..ModelSeq::default() };
+                model.salt = u64::from(self.rng.below(4) / 3);
+                let prefix = self.cache.prefix().unwrap();
+                let hit = prefix.attach(seq, &prompt, model.salt, u32::MAX, Lookup::default()).unwrap();
+                let (cached, more) = prompt.split_at(hit.tokens as usize);
+                cached.iter().for_each(|&token| model.push(token));
+                self.seqs.insert(seq, model);
+                (seq, more.to_vec())
+            }
+            None => {
+                let Some(seq) = self.any() else { return };
+                (seq, prompt)
+            }
+        };
+        let before = self.picture();
+        let (from, block_size) = (self.seqs[&seq].next(), self.config.block_size);
+        let upto = from + more.len() as u32;
+        match self.cache.prefix().unwrap().import(seq, upto) {
+            Ok(()) => {
+                assert!(!more.is_empty() && from.is_multiple_of(block_size));
+                let model = self.seqs.get_mut(&seq).unwrap();
+                assert_eq!(model.inflight, 0);
+                more.iter().for_each(|&token| model.push(token));
+                let table = self.cache.table(seq).unwrap();
+                for (position, (_, content)) in model.rows.range(from..) {
+                    let slot = table[(position / block_size) as usize] * block_size + position % block_size;
+                    let is_named = self.flights.iter().any(|flight| flight.named.contains(&slot));
+                    assert!(!is_named, "slot {slot} is imported while a step in flight names it");
+                    self.device.insert(slot, *content);
+                }
+                self.imported += more.len() as u32;
+            }
+            Err(error) => {
+                let model = &self.seqs[&seq];
+                let is_justified = match error {
+                    CacheError::Unsettled => !model.nodes.is_empty() || !model.proposed.is_empty(),
+                    CacheError::InFlight => {
+                        self.flights.iter().any(|flight| flight.expected.iter().any(|row| row.seq == seq))
+                    }
+                    CacheError::BadClaim => upto <= from || !from.is_multiple_of(block_size),
+                    CacheError::Full { needed, available } => {
+                        self.refused += 1;
+                        needed > available
+                    }
+                    _ => false,
+                };
+                assert!(is_justified, "{error}");
+                assert_eq!(self.picture(), before, "a refused import changed something");
+            }
+        }
+        if opened.is_some() && self.rng.below(4) > 0 {
+            let tokens: Vec<Token> = self.seqs[&seq].rows.values().map(|row| row.0).collect();
+            self.cache.prefix().unwrap().publish(seq, &tokens, tokens.len() as u32).unwrap();
+            let whole = self.cache.prefix().unwrap().published(seq).unwrap();
+            assert!(
+                whole <= tokens.len() as u32
+                    && (!self.config.sharing || whole + block_size > tokens.len() as u32)
+            );
+            self.cache.close(seq).unwrap();
+            self.seqs.remove(&seq);
+            self.closed.push(seq);
+        }
+    }
+
     pub(super) fn rewind(&mut self) {
         let Some(seq) = self.any() else { return };
         let model = self.seqs[&seq].clone();
