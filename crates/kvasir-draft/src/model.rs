@@ -17,7 +17,8 @@ use crate::plan::{DraftPlan, Visible};
 use crate::tree::{Growth, Leaf, TreeShape};
 use crate::written::WrittenSlots;
 use kvasir_exec::{
-    Batch, BatchRow, DraftCandidate, DraftProposal, DrawnDrafts, PoolRow, SamplerRows, Step, StepError,
+    Batch, BatchRow, DraftCandidate, DraftProposal, DrawnDrafts, KvRows, PoolRow, SamplerRows, Step,
+    StepError,
 };
 use kvasir_kv::{Position, Slot, SlotCopy, Span, Token};
 use kvasir_sample::Acceptance;
@@ -28,7 +29,7 @@ use std::time::Instant;
 const MISSING_SHARE: u32 = 8;
 
 /// A draft program on a backend, with a KV pool of its own.
-pub trait Forward: Send {
+pub trait Forward: KvRows + Send {
     /// Number of token ids that it can be fed.
     fn vocab(&self) -> usize;
     /// Announces the final length of the sequence in a row, which long-context ropes depend on.
@@ -150,6 +151,27 @@ pub struct ModelDrafter<F> {
     next: Vec<Token>,
 }
 
+/// A row says whether the draft model has run the slot's token, too.
+impl<F: Forward> KvRows for ModelDrafter<F> {
+    fn slot_bytes(&self) -> usize {
+        1 + self.model.slot_bytes()
+    }
+
+    fn read(&self, slot: Slot, into: &mut [u8]) {
+        if let Some((written, row)) = into.split_first_mut() {
+            *written = u8::from(self.written.has(slot));
+            self.model.read(slot, row);
+        }
+    }
+
+    fn write(&mut self, slot: Slot, from: &[u8]) {
+        if let Some((written, row)) = from.split_first() {
+            self.written.set(slot, *written == 1);
+            self.model.write(slot, row);
+        }
+    }
+}
+
 impl<F: Forward> ModelDrafter<F> {
     /// A drafter whose model has [`scratch_slots`](Self::scratch_slots) more slots than the target,
     /// which has `slots`.
@@ -178,6 +200,11 @@ impl<F: Forward> ModelDrafter<F> {
     /// Slots that the draft model needs beyond the target's, for steps of up to `rows` rows.
     pub fn scratch_slots(shape: TreeShape, rows: u32) -> u32 {
         shape.most_run().saturating_mul(rows)
+    }
+
+    /// The draft model's program on its backend.
+    pub fn model(&self) -> &F {
+        &self.model
     }
 
     /// The draft model's program on its backend.

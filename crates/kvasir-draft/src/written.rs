@@ -24,7 +24,7 @@ impl WrittenSlots {
         *word = if written { *word | bit } else { *word & !bit };
     }
 
-    fn has(&self, slot: Slot) -> bool {
+    pub(crate) fn has(&self, slot: Slot) -> bool {
         self.words.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1)
     }
 

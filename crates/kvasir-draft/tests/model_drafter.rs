@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
-use kvasir_exec::{BatchRow, OutputRow, PoolRow, RowKind, SamplerRow, Step, StepError};
-use kvasir_kv::{Cache, ClaimRow, Contiguous, SlotCopy, Span, StepId, Token};
+use kvasir_exec::{BatchRow, KvRows, OutputRow, PoolRow, RowKind, SamplerRow, Step, StepError};
+use kvasir_kv::{Cache, ClaimRow, Contiguous, Slot, SlotCopy, Span, StepId, Token};
 use kvasir_sample::{Acceptance, Sampling};
 use std::sync::{Arc, Mutex};
 
@@ -20,6 +20,8 @@ struct Record {
     copies: Vec<SlotCopy>,
     /// Tokens of each pass.
     passes: Vec<Vec<Token>>,
+    /// Rows that were written from outside.
+    imported: Vec<(Slot, Vec<u8>)>,
 }
 
 /// A draft model that records its calls and predicts one token after every other.
@@ -35,6 +37,20 @@ impl Recorder {
     fn new() -> Self {
         let logits = (0..VOCAB).map(|id| id as f32).collect();
         Self { record: Arc::default(), fails_at: usize::MAX, logits }
+    }
+}
+
+impl KvRows for Recorder {
+    fn slot_bytes(&self) -> usize {
+        1
+    }
+
+    fn read(&self, slot: Slot, into: &mut [u8]) {
+        into.fill(slot as u8);
+    }
+
+    fn write(&mut self, slot: Slot, from: &[u8]) {
+        self.record.lock().unwrap().imported.push((slot, from.to_vec()));
     }
 }
 
@@ -131,6 +147,23 @@ fn slot_copies_run_in_the_draft_pool_while_drafting_pauses() {
         assert_eq!(record.copies, [copy], "once, with drafts of {draft_depth} levels");
         assert_eq!(record.passes.is_empty(), draft_depth == 0);
     }
+}
+
+#[test]
+fn a_row_says_whether_the_draft_model_has_run_its_token() {
+    let (model, other) = (Recorder::new(), Recorder::new());
+    let (mut from, mut to) = (drafter(&model), drafter(&other));
+    let mut step = step(&mut Contiguous::new(SLOTS), drafting(), &[2], 3);
+    propose(&mut from, &mut step);
+    let (run, mut row) = (step.plan.write_slots[0], vec![9; from.slot_bytes()]);
+    from.read(run + 1, &mut row);
+    assert_eq!(row, [0, run as u8 + 1]);
+    from.read(run, &mut row);
+    assert_eq!(row, [1, run as u8]);
+    to.write(40, &row);
+    assert_eq!(other.record.lock().unwrap().imported, [(40, vec![run as u8])]);
+    to.read(40, &mut row);
+    assert_eq!(row, [1, 40]);
 }
 
 #[test]

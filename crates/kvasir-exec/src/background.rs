@@ -1,11 +1,12 @@
 //! [`Background`]: runs a synchronous executor on a thread of its own, so that the engine schedules
 //! step n + 1 while step n runs.
 //!
-//! Steps and binds go to the thread through one queue, in order. So a step sees the sampled tokens
-//! of all earlier ones, and a row is bound only after the steps before it.
+//! Steps, binds and accesses to the pool go to the thread through one queue, in order. So a step sees
+//! the sampled tokens of all earlier ones, and a row is bound only after the steps before it.
 
 use crate::batch::PoolRow;
 use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
+use crate::kv_rows::{KvAccess, KvLayout, NoKvAccess};
 use kvasir_kv::Slot;
 use std::io;
 use std::ops::Range;
@@ -17,6 +18,7 @@ use std::thread::{Builder, JoinHandle};
 enum Work {
     Bind(PoolRow, Box<SequenceSpec>),
     Release(Vec<Range<Slot>>),
+    AccessKv(KvAccess),
     Run(Box<Step>),
 }
 
@@ -26,6 +28,7 @@ type Done = (Box<Step>, Result<(), StepError>);
 /// An executor on a thread of its own.
 pub struct Background {
     abilities: Abilities,
+    layout: Result<KvLayout, NoKvAccess>,
     /// `None` while it is dropped: the end of the queue ends the thread.
     work: Option<SyncSender<Work>>,
     done: Receiver<Done>,
@@ -35,7 +38,7 @@ pub struct Background {
 impl Background {
     /// Moves an executor to a new thread. Fails if the system gives none.
     pub fn start<E: Executor<Pending = Ran> + Send + 'static>(mut executor: E) -> io::Result<Self> {
-        let abilities = executor.abilities();
+        let (abilities, layout) = (executor.abilities(), executor.kv_layout());
         // Each row is bound at most once between two steps, so a full queue does not occur.
         let (work, queue) = sync_channel::<Work>((abilities.pool_rows + abilities.depth) as usize);
         let (finished, done) = sync_channel(abilities.depth as usize);
@@ -44,6 +47,7 @@ impl Background {
                 match work {
                     Work::Bind(row, spec) => executor.bind(row, *spec),
                     Work::Release(slots) => executor.release(&slots),
+                    Work::AccessKv(access) => executor.access_kv(access),
                     Work::Run(step) => {
                         let ran = match executor.submit(step) {
                             Ok(pending) => executor.wait(pending),
@@ -57,7 +61,7 @@ impl Background {
             }
         };
         let thread = Builder::new().name("kvasir-steps".into()).spawn(run)?;
-        Ok(Self { abilities, work: Some(work), done, thread: Some(thread) })
+        Ok(Self { abilities, layout, work: Some(work), done, thread: Some(thread) })
     }
 
     /// Queues work. Panics as the thread has, if it has.
@@ -102,6 +106,14 @@ impl Executor for Background {
 
     fn release(&mut self, slots: &[Range<Slot>]) {
         self.send(Work::Release(slots.to_vec()));
+    }
+
+    fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
+        self.layout.clone()
+    }
+
+    fn access_kv(&mut self, access: KvAccess) {
+        self.send(Work::AccessKv(access));
     }
 }
 

@@ -9,6 +9,7 @@
 //! inside `submit`.
 
 use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
+use crate::kv_rows::{KvAccess, KvLayout, NoKvAccess};
 use crate::output::Output;
 use kvasir_kv::{Lowering, Plan, PlanKind, PlanRow, Position, Slot, Token};
 use kvasir_sample::{Constrained, MirostatState, SamplerChain, Sampling, accept};
@@ -233,6 +234,16 @@ pub trait Executor {
     /// the memory.
     fn release(&mut self, slots: &[Range<Slot>]) {
         let _ = slots;
+    }
+    /// The stored form of its slots; constant over its life. The default gives no access to them.
+    fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
+        Err(NoKvAccess("this backend gives no access to its pool"))
+    }
+    /// Runs `access` after the steps that were waited for, and before all that are submitted later.
+    /// Steps in flight may run before or after it, so they must neither write a slot that it reads nor
+    /// name one that it writes. Drops it if there is no [layout](Executor::kv_layout).
+    fn access_kv(&mut self, access: KvAccess) {
+        drop(access);
     }
 }
 

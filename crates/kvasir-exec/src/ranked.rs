@@ -14,6 +14,7 @@
 
 use crate::batch::{IN_FLIGHT, PoolRow};
 use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
+use crate::kv_rows::{KvLayout, NoKvAccess};
 use kvasir_kv::{Slot, Token};
 use std::ops::Range;
 
@@ -164,6 +165,10 @@ impl Executor for RankExecutor {
         let result = self.control.release(slots);
         self.latch_lost(result);
         self.inner.release(slots);
+    }
+
+    fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
+        self.inner.kv_layout()
     }
 }
 

@@ -69,6 +69,33 @@ impl Pool {
         self.layers[layer.0 as usize].row_mut(part as usize, slot).copy_from_slice(row);
     }
 
+    /// Bytes of a slot's row: all parts of all layers.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.widths.iter().sum::<usize>() * 4).sum()
+    }
+
+    /// Copies the row of a slot to the front of `into`; returns the rest of it.
+    pub(crate) fn copy_out<'a>(&self, slot: Slot, into: &'a mut [u8]) -> &'a mut [u8] {
+        let (row, rest) = into.split_at_mut(self.slot_bytes());
+        let parts = self.layers.iter().flat_map(|layer| (0..3).map(move |part| layer.row(part, slot)));
+        let numbers = parts.flatten().map(|number| number.to_le_bytes());
+        row.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, bytes)| *to = bytes);
+        rest
+    }
+
+    /// Replaces the row of a slot by the front of `from`; returns the rest of it.
+    pub(crate) fn copy_in<'a>(&mut self, slot: Slot, from: &'a [u8]) -> &'a [u8] {
+        let (row, rest) = from.split_at(self.slot_bytes());
+        let mut numbers = row.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        for layer in &mut self.layers {
+            for part in 0..3 {
+                let row = layer.row_mut(part, slot);
+                row.iter_mut().zip(&mut numbers).for_each(|(to, number)| *to = number);
+            }
+        }
+        rest
+    }
+
     /// Copies slots (compaction, accepted tree nodes). All sources are read before any destination
     /// is written.
     pub(crate) fn run_moves(&mut self, moves: &[SlotCopy]) {

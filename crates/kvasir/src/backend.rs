@@ -4,7 +4,8 @@
 use crate::error::Error;
 use kvasir_cpu::CpuExecutor;
 use kvasir_exec::{
-    Abilities, Background, Executor, PoolRow, Ran, RankExecutor, Refused, SequenceSpec, Step, StepError,
+    Abilities, Background, Executor, KvAccess, KvLayout, NoKvAccess, PoolRow, Ran, RankExecutor, Refused,
+    SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{PoolId, Slot};
 use kvasir_plain::PlainExecutor;
@@ -152,6 +153,26 @@ impl Executor for AnyExecutor {
             Self::Ranked(executor) => executor.release(slots),
             Self::Background(executor) => executor.release(slots),
             Self::Sim(executor) => executor.release(slots),
+        }
+    }
+
+    fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
+        match self {
+            Self::Cpu(executor) => executor.kv_layout(),
+            Self::Plain(executor) => executor.kv_layout(),
+            Self::Ranked(executor) => executor.kv_layout(),
+            Self::Background(executor) => executor.kv_layout(),
+            Self::Sim(_) => Err(NoKvAccess("a simulated device stores none")),
+        }
+    }
+
+    fn access_kv(&mut self, access: KvAccess) {
+        match self {
+            Self::Cpu(executor) => executor.access_kv(access),
+            Self::Plain(executor) => executor.access_kv(access),
+            Self::Ranked(executor) => executor.access_kv(access),
+            Self::Background(executor) => executor.access_kv(access),
+            Self::Sim(executor) => executor.access_kv(access),
         }
     }
 

@@ -3,8 +3,8 @@
 use crate::executor::{Limits, PlainExecutor};
 use crate::model::{Pass, PlainModel};
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
-use kvasir_exec::{Executor, PoolRow, Ranks, SequenceSpec, Step, StepError};
-use kvasir_kv::{Lowering, SlotCopy};
+use kvasir_exec::{Executor, KvRows, PoolRow, Ranks, SequenceSpec, Step, StepError};
+use kvasir_kv::{Lowering, Slot, SlotCopy};
 use kvasir_program::Tap;
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub enum DraftSource {
 }
 
 pub(crate) struct DraftProgram {
-    executor: PlainExecutor,
+    pub(super) executor: PlainExecutor,
     state: Option<Tap>,
     lowering: Lowering,
     pass: Pass,
@@ -64,6 +64,20 @@ impl Drafting {
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
         self.drafter.model_mut().executor.set_ranks(ranks)?;
         Ok(self)
+    }
+}
+
+impl KvRows for DraftProgram {
+    fn slot_bytes(&self) -> usize {
+        self.executor.slot_bytes()
+    }
+
+    fn read(&self, slot: Slot, into: &mut [u8]) {
+        self.executor.read(slot, into);
+    }
+
+    fn write(&mut self, slot: Slot, from: &[u8]) {
+        self.executor.write(slot, from);
     }
 }
 

@@ -4,14 +4,15 @@
 //! A failed step leaves the executor usable.
 
 pub(crate) mod draft;
+pub(crate) mod kv_rows;
 
 use crate::executor::draft::Drafting;
 use crate::model::{Compiled, Pass, PlainModel};
 use crate::pool::Pool;
 use crate::run::{Job, Run};
 use kvasir_exec::{
-    Abilities, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, RowKind, SamplerRow, SequenceSpec, Step,
-    StepError,
+    Abilities, Executor, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran, Ranks, Refused, RowKind,
+    SamplerRow, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{PlanKind, PoolId, SlotCopy, Token};
 use kvasir_program::{Program, Tap};
@@ -270,5 +271,13 @@ impl Executor for PlainExecutor {
 
     fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
         pending.into_parts()
+    }
+
+    fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
+        self.layout_of_rows()
+    }
+
+    fn access_kv(&mut self, access: KvAccess) {
+        access(self);
     }
 }

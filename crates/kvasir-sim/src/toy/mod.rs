@@ -12,6 +12,7 @@
 //! A failed step overwrites or spoils its slots, as a real device may. It is the main oracle of the
 //! engine's tests (`kvasir-engine/tests/toy`).
 
+pub(crate) mod kv_rows;
 pub(crate) mod model;
 pub(crate) mod shadow;
 
@@ -19,7 +20,8 @@ use crate::fault::{Faults, Injector, StepOutcome};
 use crate::toy::model::{START, mix, sample};
 use crate::toy::shadow::{Cell, PoolState, digest};
 use kvasir_exec::{
-    Abilities, BatchRow, Executor, IN_FLIGHT, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError,
+    Abilities, BatchRow, Executor, IN_FLIGHT, KvAccess, KvLayout, KvRows, NoKvAccess, OutputRow, PoolRow,
+    Refused, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot, Span, Token};
 use std::{collections::VecDeque, ops::Range, sync::mpsc};
@@ -290,6 +292,14 @@ impl Executor for Toy {
             let (start, end) = (slots.start as usize, (slots.end as usize).min(self.slots.len()));
             self.slots.get_mut(start..end).unwrap_or_default().fill(Cell::default());
         }
+    }
+
+    fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
+        Ok(KvLayout { form: "toy".into(), slot_bytes: self.slot_bytes() })
+    }
+
+    fn access_kv(&mut self, access: KvAccess) {
+        access(self);
     }
 }
 

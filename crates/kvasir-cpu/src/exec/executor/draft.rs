@@ -3,7 +3,7 @@
 use crate::exec::executor::{CpuExecutor, Limits};
 use crate::exec::model::CpuModel;
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
-use kvasir_exec::{Executor, PoolRow, Ranks, SequenceSpec, Step, StepError};
+use kvasir_exec::{Executor, KvRows, PoolRow, Ranks, SequenceSpec, Step, StepError};
 use kvasir_kv::{Slot, SlotCopy};
 use kvasir_program::Tap;
 use std::io;
@@ -51,6 +51,25 @@ impl Drafting {
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
         self.drafter.model_mut().executor.set_ranks(ranks)?;
         Ok(self)
+    }
+
+    /// Storage type and layers of its pool.
+    pub(crate) fn form(&self) -> String {
+        self.drafter.model().executor.form()
+    }
+}
+
+impl KvRows for DraftProgram {
+    fn slot_bytes(&self) -> usize {
+        self.executor.slot_bytes()
+    }
+
+    fn read(&self, slot: Slot, into: &mut [u8]) {
+        self.executor.read(slot, into);
+    }
+
+    fn write(&mut self, slot: Slot, from: &[u8]) {
+        self.executor.write(slot, from);
     }
 }
 

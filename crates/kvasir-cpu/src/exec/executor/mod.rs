@@ -12,6 +12,7 @@
 //! unchanged. `tests/plans.rs` and `tests/no_allocation.rs` guard it.
 
 pub(crate) mod draft;
+pub(crate) mod kv_rows;
 pub(crate) mod validate;
 
 use crate::exec::executor::draft::Drafting;
@@ -21,8 +22,8 @@ use crate::exec::run::memory::Memory;
 use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
 use kvasir_exec::{
-    Abilities, Batch, Executor, OutputRow, PoolRow, Ran, Ranks, Refused, RowKind, SamplerRow, SequenceSpec,
-    Step, StepError,
+    Abilities, Batch, Executor, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran, Ranks, Refused,
+    RowKind, SamplerRow, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{Plan, PoolId, Slot, SlotCopy, Token};
 use kvasir_program::{Program, Tap, ValueId};
@@ -331,5 +332,13 @@ impl Executor for CpuExecutor {
         if let Some(drafting) = &mut self.drafting {
             drafting.drafter.release(slots);
         }
+    }
+
+    fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
+        self.layout_of_rows()
+    }
+
+    fn access_kv(&mut self, access: KvAccess) {
+        access(self);
     }
 }

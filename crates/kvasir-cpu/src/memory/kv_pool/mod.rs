@@ -195,6 +195,34 @@ impl Pool {
     }
 }
 
+/// A slot's row is the stored bytes of all layers in order: keys, values and indexer keys by head. It
+/// does not depend on where they lie.
+impl Pool {
+    /// Copies the row of a slot to the front of `into`, of at least [`token_bytes`](Self::token_bytes);
+    /// returns the rest of it.
+    ///
+    /// # Safety
+    /// No thread may write the pool during the call.
+    pub(crate) unsafe fn copy_out<'a>(&self, slot: Slot, into: &'a mut [u8]) -> &'a mut [u8] {
+        assert!((slot as usize) < self.slots && !self.has_rings());
+        let rows = self.layers.iter().flat_map(LayerPool::all);
+        // SAFETY: the slot exists; the caller excludes writes.
+        rows.fold(into, |into, rows| unsafe { rows.copy_out(slot, into) })
+    }
+
+    /// Replaces the row of a slot by the front of `from`; returns the rest of it.
+    ///
+    /// # Safety
+    /// No other thread may access the pool during the call.
+    pub(crate) unsafe fn copy_in<'a>(&self, slot: Slot, from: &'a [u8]) -> &'a [u8] {
+        assert!((slot as usize) < self.slots && !self.has_rings());
+        self.grow(slot + 1);
+        let rows = self.layers.iter().flat_map(LayerPool::all);
+        // SAFETY: the slot exists; the caller excludes other accesses.
+        rows.fold(from, |from, rows| unsafe { rows.copy_in(slot, from) })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,6 +287,25 @@ mod tests {
         parts.sort_unstable();
         assert_eq!(parts.iter().map(|part| part.1).sum::<usize>(), slots * kind.slot_bytes(&layers));
         assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0));
+    }
+
+    #[test]
+    fn rows_move_between_pools_byte_by_byte() {
+        let layers = [facts(false, 0), facts(true, 32), LayerFacts { kv_heads: 3, ..facts(false, 0) }];
+        for kind in KvType::ALL {
+            let pools = [Pool::new(&layers, kind, 600).unwrap(), Pool::new(&layers, kind, 5_000).unwrap()];
+            let row: Vec<u8> = (0..pools[0].token_bytes()).map(|i| (i * 31 + i / 256) as u8).collect();
+            let mut read = vec![0; row.len()];
+            // SAFETY: one thread; the slots exist.
+            unsafe {
+                assert!(pools[0].copy_in(599, &row).is_empty());
+                assert!(pools[0].copy_out(599, &mut read).is_empty());
+                assert!(pools[1].copy_in(4_097, &read).is_empty());
+                read.fill(0);
+                assert!(pools[1].copy_out(4_097, &mut read).is_empty());
+            }
+            assert_eq!(read, row, "{kind}");
+        }
     }
 
     #[test]

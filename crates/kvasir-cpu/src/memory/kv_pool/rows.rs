@@ -182,6 +182,33 @@ impl Rows {
         }
     }
 
+    /// Copies the stored row of all heads to the front of `into`; returns the rest of it.
+    ///
+    /// # Safety
+    /// The slot must exist, and no thread may write it during the call.
+    pub(crate) unsafe fn copy_out<'a>(&self, slot: Slot, into: &'a mut [u8]) -> &'a mut [u8] {
+        let (row, rest) = into.split_at_mut(self.row_bytes());
+        for (head, into) in row.chunks_exact_mut(self.part.max(1)).enumerate() {
+            // SAFETY: the part lies in the buffer.
+            into.copy_from_slice(unsafe { std::slice::from_raw_parts(self.part(slot, head), self.part) });
+        }
+        rest
+    }
+
+    /// Replaces the stored row of all heads by the front of `from`; returns the rest of it.
+    ///
+    /// # Safety
+    /// The slot must exist, and no other thread may access it during the call.
+    pub(crate) unsafe fn copy_in<'a>(&self, slot: Slot, from: &'a [u8]) -> &'a [u8] {
+        let (row, rest) = from.split_at(self.row_bytes());
+        for (head, from) in row.chunks_exact(self.part.max(1)).enumerate() {
+            // SAFETY: the part lies in the buffer; the caller excludes other accesses.
+            let part = unsafe { std::slice::from_raw_parts_mut(self.part(slot, head).cast_mut(), self.part) };
+            part.copy_from_slice(from);
+        }
+        rest
+    }
+
     /// Dequantizes the first `out.len()` numbers of one head.
     ///
     /// # Safety

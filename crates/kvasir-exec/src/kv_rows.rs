@@ -1,0 +1,41 @@
+//! Access to the K and V of slots in their stored form, to move them between pools of equal layout.
+//!
+//! A row is opaque to all but its executor: the K and V of one slot in all layers, and what a draft
+//! model keeps beside them.
+
+use kvasir_kv::Slot;
+use std::fmt;
+
+/// The stored form of slots. Rows fit every pool with an equal layout.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KvLayout {
+    /// Describes the backend, the storage types and the shapes.
+    pub form: String,
+    /// Bytes of a slot's row.
+    pub slot_bytes: usize,
+}
+
+/// Reads and writes rows of a pool.
+pub trait KvRows {
+    /// Bytes of a slot's row.
+    fn slot_bytes(&self) -> usize;
+    /// Copies the row of a slot, which must exist, to `into`, which must have its size.
+    fn read(&self, slot: Slot, into: &mut [u8]);
+    /// Replaces the row of a slot, which must exist, by `from`, which must have its size.
+    fn write(&mut self, slot: Slot, from: &[u8]);
+}
+
+/// A function that reads or writes rows; see [`Executor::access_kv`](crate::Executor::access_kv).
+pub type KvAccess = Box<dyn FnOnce(&mut dyn KvRows) + Send>;
+
+/// Why an executor gives no access to its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoKvAccess(pub &'static str);
+
+impl fmt::Display for NoKvAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "K and V cannot be moved: {}", self.0)
+    }
+}
+
+impl std::error::Error for NoKvAccess {}
