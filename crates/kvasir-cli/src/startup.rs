@@ -15,7 +15,7 @@ use kvasir::{
     PackedWeights, Precision, PrefillProgress, Rank, Speculation,
 };
 use kvasir_chat::ChatModel;
-use kvasir_engine::{Engine, Replicas, Route};
+use kvasir_engine::{Engine, Replicas, Role, Route};
 use kvasir_exec::{RankControl, Ranks};
 use kvasir_fleet::{
     Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, RankGroup, StepBroadcast, StepHashes,
@@ -291,7 +291,8 @@ impl Started {
         let Service { access, allowed, reports, names, timeout, rules, defaults, kv_events, streams, .. } =
             service;
         check_ranks(&opened, fleet.ranks)?;
-        let observer = ReplicaObserver::new(fleet.replicas as usize, timeout);
+        let engines = fleet.roles.len() as u32;
+        let observer = ReplicaObserver::new(fleet.roles.len(), timeout);
         let (counted, logged) = (observer.clone(), reports.clone());
         let identity = identity(&opened, model, options);
         let packed_file = model.compute().is_on_cpu().then(|| PackedFile::create(packed_key(&identity)));
@@ -300,7 +301,7 @@ impl Started {
             created.map_err(|error| log_warning(&reports, &failed(error))).ok()
         });
         let started = Fleet::start(FleetConfig {
-            replicas: fleet.replicas,
+            roles: fleet.roles,
             route: fleet.route,
             command: (fleet.command)(packed_file),
             identity,
@@ -328,7 +329,7 @@ impl Started {
             setup: Value::Object(facts.setup.clone()),
         };
         let parts = FleetParts { serving: Box::new(started), replicas, cut_obstacle, metrics: observer };
-        let all = slots.saturating_mul(fleet.replicas);
+        let all = slots.saturating_mul(engines);
         let host = Host::start_fleet(parts, allowed(all, max_len), reports).map_err(Failure::failed)?;
         let app = App::new(Arc::new(served), host, access, live, names, rules);
         Ok(Self { app, name, facts, prefill: None, warning })
@@ -358,9 +359,10 @@ pub(crate) fn record_kv_events(engine: &mut Engine<AnyExecutor>, option: &str) -
 /// Makes the command of workers from the packed file, which they inherit.
 pub(crate) type WorkerCommandFactory = Box<dyn FnOnce(Option<File>) -> WorkerCommand>;
 
-/// Number of workers, routing policy, and the command that starts a worker.
+/// Roles of the workers, routing policy, and the command that starts a worker.
 pub(crate) struct FleetStart {
-    pub(crate) replicas: u32,
+    /// One role per worker.
+    pub(crate) roles: Vec<Role>,
     /// Ranks of each worker.
     pub(crate) ranks: usize,
     pub(crate) route: Route,

@@ -13,7 +13,10 @@
 //! the engine is dead and every request has been failed. Outputs do not depend on overlap. An
 //! `Observer` (recorder, metrics) sees every scheduled and completed step and changes nothing.
 
+pub(crate) mod kv_transfer;
+
 use crate::core::Core;
+use crate::engine::kv_transfer::Exporter;
 use crate::request::finish::{Fault, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::params::Request;
@@ -98,6 +101,8 @@ pub struct Engine<E: Executor> {
     numbers: Vec<i32>,
     observers: Vec<Box<dyn Observer>>,
     meter: CostMeter,
+    /// Exports K/V blocks of requests that another engine will decode.
+    exporter: Option<Exporter>,
     ended: Option<Exit>,
 }
 
@@ -121,6 +126,7 @@ impl<E: Executor> Engine<E> {
             numbers: Vec::new(),
             observers: Vec::new(),
             meter: CostMeter::default(),
+            exporter: None,
             ended: None,
         }
     }
@@ -351,6 +357,7 @@ impl<E: Executor> Engine<E> {
         if result.is_ok() {
             self.meter.observe(&step.batch, step.output.device_ns);
             self.core.observe_times(&step);
+            self.export_computed(&step);
             self.propose(&step);
             self.take_proposals(&step);
         }

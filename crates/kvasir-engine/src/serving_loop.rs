@@ -9,6 +9,7 @@
 use crate::engine::{Engine, Exit, Turn};
 use crate::request::event::Outbox;
 use crate::request::ids::{RequestId, SessionId};
+use crate::request::kv_transfer::KvImport;
 use crate::request::params::Request;
 use crate::request::timings::Nanos;
 use kvasir_exec::Executor;
@@ -40,6 +41,8 @@ pub enum Message {
     Cut { session: SessionId, range: Range<u32> },
     /// End a session and drop its retained K/V.
     EndSession(SessionId),
+    /// Add blocks that another engine has computed to the prefix cache.
+    Import(Box<KvImport>),
     /// Exit once all requests have ended.
     Drain,
     /// Exit now; every request is aborted with a final event.
@@ -200,6 +203,7 @@ impl ServingLoop {
             Message::Rewind { session, to } => engine.core_mut().rewind_session(session, to),
             Message::Cut { session, range } => engine.core_mut().cut_session(session, range),
             Message::EndSession(session) => engine.core_mut().end_session(session),
+            Message::Import(import) => engine.import_kv(*import),
             Message::Drain => self.draining = true,
             Message::Exit => self.exit = Some(Exit::Requested),
         }

@@ -16,8 +16,10 @@ use crate::status::FleetHandle;
 use crate::step_watch::Subscribers;
 use crate::transport::bind;
 use crate::watchdog::Watchdog;
-use crate::workers::{EXIT_TIME, OnCounters, OnLog, Workers};
-use kvasir_engine::{Exit, Message, Outbox, ReplicaPhase, Route, Router, RouterConfig, Routing, Serving};
+use crate::workers::{EXIT_TIME, OnCounters, OnLog, Workers, create_segments};
+use kvasir_engine::{
+    Exit, Message, Outbox, ReplicaPhase, Role, RoleRouter, Route, RouterConfig, Routing, Serving,
+};
 use kvasir_kv::KvEvent;
 use std::{sync::mpsc::Receiver, thread, time::Duration};
 use tokio::{
@@ -30,8 +32,8 @@ use zeromq::{SocketRecv, ZmqError, ZmqMessage};
 
 /// Configuration of a fleet.
 pub struct FleetConfig {
-    /// Number of replicas.
-    pub replicas: u32,
+    /// Role of each replica.
+    pub roles: Vec<Role>,
     /// Routing policy.
     pub route: Route,
     /// Command that starts a worker.
@@ -64,15 +66,16 @@ impl Fleet {
     /// Starts the workers, and waits until all of them are ready.
     pub fn start(config: FleetConfig) -> Result<Self, FleetError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let FleetConfig { replicas, route, command, identity, step_timeout, .. } = config;
+        let FleetConfig { roles, route, command, identity, step_timeout, .. } = config;
         let FleetConfig { kv_events, on_counters, on_log, .. } = config;
-        let directory = SocketDirectory::create()?;
+        let (directory, replicas) = (SocketDirectory::create()?, roles.len());
+        let segments = create_segments(&roles)?;
         let (commands_to, commands) = unbounded_channel();
         let (ended_to, ended) = unbounded_channel();
         let started = runtime.block_on(async {
             let (requests, results) = bind(directory.path()).await.map_err(FleetError::Socket)?;
             let mut workers = Workers {
-                replicas: (0..replicas).map(Replica::new).collect(),
+                replicas: (0..replicas as u32).map(Replica::new).collect(),
                 command,
                 identity,
                 requests,
@@ -80,6 +83,7 @@ impl Fleet {
                 ended_to,
                 ended,
                 kv_events,
+                segments,
                 on_counters,
                 on_log,
                 directory,
@@ -95,10 +99,10 @@ impl Fleet {
             routing,
             next_subscriber: Default::default(),
         };
-        let watchdog = Watchdog::new(replicas as usize, step_timeout);
+        let watchdog = Watchdog::new(replicas, step_timeout);
         let router = RouterConfig { block_size: facts.block_size, ..RouterConfig::new(route) };
-        let mut front = Front::new(Router::new(router, replicas as usize), replicas as usize);
-        (0..replicas as usize).for_each(|replica| front.worker_ready(replica));
+        let mut front = Front::new(RoleRouter::new(router, roles), replicas);
+        (0..replicas).for_each(|replica| front.worker_ready(replica));
         let fleet = Self { runtime, workers, front, facts, handle, commands, watchdog };
         fleet.publish();
         Ok(fleet)
@@ -221,7 +225,7 @@ impl ServingFleet<'_> {
     /// Whether a worker has open requests and can run steps.
     fn has_work(&self, replica: usize) -> bool {
         let state = &self.workers.replicas[replica];
-        state.accepts_messages() && !state.is_ending && self.front.load(replica).0 > 0
+        state.accepts_messages() && !state.is_ending && self.front.run_count(replica) > 0
     }
 
     async fn handle_input(&mut self, input: Input) {
@@ -302,7 +306,7 @@ impl ServingFleet<'_> {
         let hung = watchdog.poll(Instant::now(), |replica| self.has_work(replica));
         self.watchdog = watchdog;
         for replica in hung {
-            let (requests, seconds) = (self.front.load(replica).0, self.watchdog.timeout_seconds());
+            let (requests, seconds) = (self.front.run_count(replica), self.watchdog.timeout_seconds());
             let line = format!(
                 "replica {replica} has completed no step for {seconds:.0} s with {requests} open requests; \
                  killing its process"
@@ -339,6 +343,7 @@ impl ServingFleet<'_> {
                     self.publish();
                 }
             }
+            FromWorker::Exported(exported) => self.front.exported(replica, exported),
             FromWorker::Oversized { runs } => {
                 (self.workers.on_log)(
                     true,

@@ -12,13 +12,16 @@
 //! Results of an earlier run are dropped. Each charge of the router is released once. Guarded by
 //! `front/tests.rs`.
 
+mod hand_off;
 #[cfg(test)]
 mod tests;
 
+use crate::message::RecordLocation;
 use crate::open_request::{Ending, OpenRequest, Placement};
 use crate::session_homes::SessionHomes;
 use kvasir_engine::{
-    Charge, Fault, Finish, Message, Nanos, Outbox, Request, RouteRequest, Router, SessionId,
+    Fault, Finish, Message, Nanos, Outbox, Request, RoleCharge, RoleRouter, RouteRequest, SessionId,
+    TransferCounts,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -26,17 +29,19 @@ use std::{
     sync::Arc,
 };
 
-/// A message to a worker, with the recipe of the constraint if it adds a constrained request.
+/// A message to a worker, with the recipe of the constraint if it adds a constrained request, and
+/// the location of the rows if it imports K/V blocks.
 #[derive(Debug, PartialEq)]
 pub(crate) struct WorkerMessage {
     pub(crate) replica: usize,
     pub(crate) message: Message,
     pub(crate) recipe: Option<String>,
+    pub(crate) rows: Option<RecordLocation>,
 }
 
 /// The open requests and the sessions of a fleet.
 pub(crate) struct Front {
-    router: Router,
+    router: RoleRouter,
     /// Whether each worker accepts requests.
     is_ready: Vec<bool>,
     /// By the caller's tag.
@@ -45,6 +50,10 @@ pub(crate) struct Front {
     runs: HashMap<u64, u64>,
     next_run: u64,
     sessions: SessionHomes,
+    /// Number of runs on each worker.
+    run_counts: Vec<u64>,
+    /// K/V transfer counters of each worker.
+    transfers: Vec<TransferCounts>,
     /// Messages to workers, in order.
     pub(crate) sends: Vec<WorkerMessage>,
     /// Events of requests and sessions that no worker reports.
@@ -53,7 +62,8 @@ pub(crate) struct Front {
 
 impl Front {
     /// A front over `replicas` workers, none of which is ready.
-    pub(crate) fn new(mut router: Router, replicas: usize) -> Self {
+    pub(crate) fn new(router: impl Into<RoleRouter>, replicas: usize) -> Self {
+        let mut router = router.into();
         (0..replicas).for_each(|replica| router.set_available(replica, false));
         Self {
             router,
@@ -62,6 +72,8 @@ impl Front {
             runs: HashMap::new(),
             next_run: 1,
             sessions: SessionHomes::default(),
+            run_counts: vec![0; replicas],
+            transfers: vec![TransferCounts::default(); replicas],
             sends: Vec::new(),
             outbox: Outbox::default(),
         }
@@ -74,10 +86,17 @@ impl Front {
 
     /// The requests on a worker, and the tokens that they add to its load.
     pub(crate) fn load(&self, replica: usize) -> (u64, u64) {
-        self.router.loads().get(replica).map_or((0, 0), |load| (load.requests, load.tokens))
+        let load = self.router.load(replica);
+        (load.requests, load.tokens)
     }
 
-    /// Handles a message of the caller; ignores `Drain` and `Exit`.
+    /// Number of runs on a worker. Its load also includes requests that another worker still
+    /// prefills.
+    pub(crate) fn run_count(&self, replica: usize) -> u64 {
+        self.run_counts.get(replica).copied().unwrap_or_default()
+    }
+
+    /// Handles a message of the caller; ignores `Import`, `Drain` and `Exit`.
     pub(crate) fn take(&mut self, message: Message, now: Nanos) {
         match message {
             Message::Add { mut request, n } => {
@@ -114,13 +133,14 @@ impl Front {
                 None => self.outbox.retained.push((session, 0)),
             },
             Message::EndSession(session) => self.end_session(session),
-            Message::Drain | Message::Exit => {}
+            Message::Import(_) | Message::Drain | Message::Exit => {}
         }
     }
 
     /// Handles the results of a worker: replaces the tags of runs by the caller's, and blanks or
     /// removes the results of earlier runs. False if tokens are missing.
     pub(crate) fn results(&mut self, replica: usize, outbox: &mut Outbox, now: Nanos) -> bool {
+        self.count_imports(replica, std::mem::take(&mut outbox.imports));
         let Outbox { events, tokens, ended, admitted, progress, mirostat, retained, kv_events, .. } = outbox;
         kv_events.drain(..).for_each(|event| self.router.apply(replica, &event));
         // Only the first admission is reported to the client.
@@ -129,6 +149,7 @@ impl Front {
         });
         progress.retain_mut(|(tag, _)| self.rename(replica, tag).is_some());
         let (mut finished, mut is_gapless, mut loses_runs) = (HashMap::new(), true, false);
+        let mut moving = Vec::new();
         for (index, event) in events.iter_mut().enumerate() {
             let (run, is_lost) = (event.tag, event.finish == Some(Finish::Failed(Fault::DeviceLost)));
             let new = tokens.get(event.tokens.range()).unwrap_or(&[]);
@@ -139,6 +160,9 @@ impl Front {
                 // A client's `StopAt` may end an answer before its newest tokens.
                 let is_next = open.extend(event.first, new, mu, now) || event.finish.is_some();
                 is_gapless &= is_next;
+                if open.should_hand_off() && event.finish.is_none() {
+                    moving.push(open.tag());
+                }
                 is_next
             });
             if is_taken {
@@ -162,6 +186,7 @@ impl Front {
             }
             is_home
         });
+        moving.into_iter().for_each(|tag| self.hand_off(tag));
         if loses_runs {
             self.place_waiting();
         }
@@ -196,9 +221,10 @@ impl Front {
             let Some(open) = self.requests.get_mut(&tag).filter(|open| open.ending.is_none()) else {
                 continue;
             };
-            if let Some(Placement { tag: run, charge, .. }) = open.displace() {
+            if let Some(placement) = open.displace() {
+                let run = placement.tag;
                 self.runs.remove(&run);
-                self.router.release(charge);
+                self.release(placement);
                 self.send(replica, Message::Abort { tag: run });
             }
         }
@@ -218,7 +244,7 @@ impl Front {
     pub(crate) fn abort_all(&mut self, now: Nanos) {
         for open in std::mem::take(&mut self.requests).into_values() {
             open.end(Finish::Aborted, now, &mut self.outbox);
-            open.placement.into_iter().for_each(|placement| self.router.release(placement.charge));
+            open.placement.into_iter().for_each(|placement| self.release(placement));
         }
         self.runs.clear();
     }
@@ -227,6 +253,7 @@ impl Front {
     fn stop_using(&mut self, replica: usize) {
         self.is_ready[replica] = false;
         self.router.set_available(replica, false);
+        self.drop_targets(replica);
         let sessions = self.sessions.remove_all_on(replica);
         self.outbox.retained.extend(sessions.into_iter().map(|session| (session, 0)));
     }
@@ -251,8 +278,10 @@ impl Front {
     fn lose_run(&mut self, run: u64, now: Nanos) {
         let Some(tag) = self.runs.remove(&run) else { return };
         let Some(open) = self.requests.get_mut(&tag) else { return };
-        let Some(Placement { is_admitted, charge, .. }) = open.displace() else { return };
-        self.router.release(charge);
+        let Some(placement) = open.displace() else { return };
+        let is_admitted = placement.is_admitted;
+        self.release(placement);
+        let Some(open) = self.requests.get_mut(&tag) else { return };
         if let Some(finish) = open.on_worker_lost(is_admitted) {
             open.end(finish, now, &mut self.outbox);
             self.requests.remove(&tag);
@@ -262,8 +291,15 @@ impl Front {
     /// Removes a run that has ended, and its request.
     fn forget(&mut self, run: u64) -> Option<OpenRequest> {
         let mut open = self.requests.remove(&self.runs.remove(&run)?)?;
-        open.placement.take().into_iter().for_each(|placement| self.router.release(placement.charge));
+        open.placement.take().into_iter().for_each(|placement| self.release(placement));
         Some(open)
+    }
+
+    /// Releases the charges of a run that has ended, and counts it as ended.
+    fn release(&mut self, placement: Placement) {
+        self.run_counts[placement.replica] -= 1;
+        self.router.release(placement.charge);
+        placement.target.into_iter().for_each(|charge| self.router.release(charge));
     }
 
     /// Ends a request for its client: through its worker if it is placed, else at once.
@@ -301,45 +337,56 @@ impl Front {
     /// wait.
     fn place(&mut self, tag: u64, n: u32) {
         let Some(open) = self.requests.get(&tag) else { return };
-        let (request, recipe) = (Arc::clone(&open.request), open.recipe.clone());
-        let params = &request.params;
-        let home = params.session.and_then(|session| self.home_of(session));
+        let (request, phase, tokens) = (Arc::clone(&open.request), open.phase(), open.tokens());
+        let home = request.params.session.and_then(|session| self.home_of(session));
         let mut charges = Vec::with_capacity(n as usize);
         for i in 0..n {
             // All siblings share one prompt, so they go to one worker.
-            let requested = charges.first().map(Charge::replica).or(home);
-            let route = RouteRequest {
-                prompt: &request.prompt,
-                tokens: if i == 0 { open.tokens() } else { 0 },
-                salt: params.salt,
-                session: params.session,
-                requested,
-            };
-            let Ok(charge) = self.router.pick(&route) else {
+            let requested = charges.first().map(RoleCharge::replica).or(home);
+            let route = route_of(&request, if i == 0 { tokens } else { 0 }, requested);
+            let Ok(charge) = self.router.pick(phase, &route) else {
                 return charges.into_iter().for_each(|charge| self.router.release(charge));
             };
             charges.push(charge);
         }
+        // K and V of a session may depend on tokens that were cut out of it, so they are not
+        // transferred.
+        self.start(tag, charges, home.is_none());
+    }
+
+    /// Starts runs of siblings, the first of which has this tag, on the worker that was charged.
+    /// `may_hand_off`: whether another worker may decode them.
+    fn start(&mut self, tag: u64, charges: Vec<RoleCharge>, may_hand_off: bool) {
+        let (Some(open), n) = (self.requests.get(&tag), charges.len() as u32) else { return };
+        let Some(replica) = charges.first().map(RoleCharge::replica) else { return };
+        let (request, recipe) = (Arc::clone(&open.request), open.recipe.clone());
         let first_run = self.next_run;
         self.next_run += u64::from(n);
-        let Some(replica) = charges.first().map(Charge::replica) else { return };
-        let run = match n {
+        let mut run = match n {
             1 if open.was_moved() => open.resumed(first_run),
             _ => Request { tag: first_run, ..request.sibling(open.sibling) },
         };
+        let targets = if may_hand_off { self.targets(tag, replica, n) } else { Vec::new() };
+        run.params.hand_off = targets.first().map(|(_, held)| *held);
         let message = Message::Add { request: Box::new(run), n };
+        let mut targets = targets.into_iter().map(|(charge, _)| charge);
         for (i, charge) in charges.into_iter().enumerate() {
-            let (own, run) = (tag.wrapping_add(i as u64), first_run + i as u64);
+            let (own, run, target) = (tag.wrapping_add(i as u64), first_run + i as u64, targets.next());
             if let Some(open) = self.requests.get_mut(&own) {
-                open.placement = Some(Placement { replica, tag: run, is_admitted: false, charge });
+                let (is_admitted, is_exported) = (false, false);
+                open.placement =
+                    Some(Placement { replica, tag: run, is_admitted, charge, target, is_exported });
+                self.run_counts[replica] += 1;
                 self.runs.insert(run, own);
             }
         }
+        let params = &request.params;
         let pins = params.pins.iter().map(|pin| pin.session);
         for session in params.session.into_iter().chain(pins) {
             self.set_home(session, replica);
         }
-        self.sends.push(WorkerMessage { replica, message, recipe: recipe.map(|recipe| recipe.to_string()) });
+        let recipe = recipe.map(|recipe| recipe.to_string());
+        self.sends.push(WorkerMessage { replica, message, recipe, rows: None });
     }
 
     /// The worker that retains a session's K/V, if it accepts requests.
@@ -367,6 +414,12 @@ impl Front {
     }
 
     fn send(&mut self, replica: usize, message: Message) {
-        self.sends.push(WorkerMessage { replica, message, recipe: None });
+        self.sends.push(WorkerMessage { replica, message, recipe: None, rows: None });
     }
+}
+
+/// A request as the router sees it.
+fn route_of(request: &Request, tokens: u64, requested: Option<usize>) -> RouteRequest<'_> {
+    let params = &request.params;
+    RouteRequest { prompt: &request.prompt, tokens, salt: params.salt, session: params.session, requested }
 }

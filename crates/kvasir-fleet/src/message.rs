@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zeromq::ZmqMessage;
 
 /// Version of the message format.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 /// Maximum size of an encoded message.
 const MAX_BYTES: usize = 256 << 20;
 
@@ -65,8 +65,9 @@ pub(crate) enum ToWorker {
     Welcome,
     /// The worker is refused and must exit.
     Refused { why: String },
-    /// A message to the engine, with the recipe of the constraint if it adds a constrained request.
-    Engine { message: Message, recipe: Option<String> },
+    /// A message to the engine, with the recipe of the constraint if it adds a constrained request,
+    /// and the location of the rows if it imports K/V blocks.
+    Engine { message: Message, recipe: Option<String>, rows: Option<RecordLocation> },
     /// Subscribes to live steps: with all requests, or only those of client `key`. The initial
     /// credit is `events`.
     Subscribe { subscriber: u64, key: Option<u64>, events: u32 },
@@ -74,6 +75,39 @@ pub(crate) enum ToWorker {
     AddCredit { subscriber: u64, events: u32 },
     /// Ends a subscription.
     Unsubscribe { subscriber: u64 },
+    /// Inherited file descriptors of the segments, by the replica that writes to them.
+    Segments { descriptors: Vec<Option<u32>> },
+}
+
+/// Location of a record in a segment, and what the reader must find there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RecordLocation {
+    /// Index of the replica that writes to the segment.
+    pub(crate) segment: u32,
+    pub(crate) offset: u64,
+    /// Size of the rows.
+    pub(crate) bytes: u64,
+    /// Number of the record.
+    pub(crate) number: u64,
+    /// xxh64 of the rows.
+    pub(crate) checksum: u64,
+}
+
+/// Exported blocks of a run's prompt, for the worker that will decode the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Exported {
+    /// Tag of the run.
+    pub(crate) run: u64,
+    /// First token of the blocks.
+    pub(crate) start: u32,
+    /// Number of tokens.
+    pub(crate) tokens: u32,
+    /// Location of the rows; `None` if they could not be written.
+    pub(crate) rows: Option<RecordLocation>,
+    /// Whether the prompt is computed, so that no export of the run follows.
+    pub(crate) is_last: bool,
 }
 
 /// From a worker to the front.
@@ -94,8 +128,10 @@ pub(crate) enum FromWorker {
         /// All counters, in an order that the program defines.
         counters: Vec<u64>,
     },
-    /// Live steps for a subscriber.
+    /// Live steps for a subscriber; empty if the worker refuses the stream.
     Steps { subscriber: u64, events: Vec<StepEvent> },
+    /// The engine has exported blocks.
+    Exported(Exported),
     /// The engine has stopped.
     Stopped { why: String },
 }
@@ -191,7 +227,7 @@ mod tests {
         let params = Params { resumption: Some(resumption.into()), eos: vec![2], ..Params::default() };
         let request = Request { tag: 9, prompt: (0..300).collect(), params };
         let message = Message::Add { request: Box::new(request), n: 1 };
-        ToWorker::Engine { message, recipe: Some("{}".into()) }
+        ToWorker::Engine { message, recipe: Some("{}".into()), rows: None }
     }
 
     #[test]

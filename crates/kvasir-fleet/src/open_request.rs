@@ -2,7 +2,7 @@
 //! far and the worker that runs it.
 
 use kvasir_engine::{
-    Charge, Event, Fault, Finish, Nanos, Outbox, Request, RequestId, Resumption, Summary, Timings,
+    Event, Fault, Finish, Nanos, Outbox, Phase, Request, RequestId, Resumption, RoleCharge, Summary, Timings,
 };
 use kvasir_kv::{Span, Token};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) struct OpenRequest {
     timings: Timings,
     /// Workers that were lost while they ran it, since its newest token.
     losses: u32,
-    /// Whether a worker that had it was lost or drained.
+    /// Whether a worker that had it was lost or drained, or has handed it off.
     was_moved: bool,
 }
 
@@ -43,7 +43,11 @@ pub(crate) struct Placement {
     pub(crate) tag: u64,
     /// Whether the worker's engine has admitted it.
     pub(crate) is_admitted: bool,
-    pub(crate) charge: Charge,
+    pub(crate) charge: RoleCharge,
+    /// The charge on the worker that will decode it, if it is to be handed off.
+    pub(crate) target: Option<RoleCharge>,
+    /// Whether all blocks of its prompt were exported, so that it moves after its first token.
+    pub(crate) is_exported: bool,
 }
 
 /// How a client ends a request.
@@ -82,7 +86,25 @@ impl OpenRequest {
         (self.request.prompt.len() + self.outputs.len()) as u64
     }
 
-    /// Whether a worker that had it was lost or drained.
+    /// Its phase.
+    pub(crate) fn phase(&self) -> Phase {
+        if self.outputs.is_empty() { Phase::Prefill } else { Phase::Decode }
+    }
+
+    /// Whether one worker can prefill it and another decode. Not if it ends with its first token,
+    /// or if it returns log-probabilities of the prompt, which need a run over all prompt tokens.
+    pub(crate) fn can_be_handed_off(&self) -> bool {
+        let params = &self.request.params;
+        self.outputs.is_empty() && params.max_tokens > 1 && params.sampling.prompt_logprobs.is_none()
+    }
+
+    /// Whether it should move to its target now.
+    pub(crate) fn should_hand_off(&self) -> bool {
+        let is_exported = self.placement.as_ref().is_some_and(|placement| placement.is_exported);
+        is_exported && self.ending.is_none() && !self.outputs.is_empty()
+    }
+
+    /// Whether a worker that had it was lost or drained, or has handed it off.
     pub(crate) fn was_moved(&self) -> bool {
         self.was_moved
     }
@@ -107,7 +129,7 @@ impl OpenRequest {
         is_first
     }
 
-    /// Removes its placement, because its worker was lost or drained.
+    /// Removes its placement, because its worker was lost or drained, or hands it off.
     pub(crate) fn displace(&mut self) -> Option<Placement> {
         let placement = self.placement.take()?;
         self.was_moved = true;

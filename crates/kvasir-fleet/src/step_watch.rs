@@ -103,8 +103,9 @@ impl Subscribers {
         of_replica.map(message).collect()
     }
 
-    /// Passes events to their reader. If the reader is gone, removes the subscriber and returns the
-    /// message that ends the stream.
+    /// Passes events to their reader. If there are none, the worker has refused the stream: the
+    /// subscriber is removed, which ends it at the reader. If the reader is gone, removes the
+    /// subscriber and returns the message that ends the stream.
     pub(crate) fn deliver(
         &mut self,
         replica: usize,
@@ -112,6 +113,10 @@ impl Subscribers {
         events: Vec<StepEvent>,
     ) -> Option<ToWorker> {
         let state = self.by_id.get_mut(&subscriber).filter(|state| state.replica == replica)?;
+        if events.is_empty() {
+            self.by_id.remove(&subscriber);
+            return None;
+        }
         state.outstanding = state.outstanding.saturating_add(events.len() as u32);
         let is_read = events.into_iter().all(|event| state.events.send(event).is_ok());
         if is_read {
@@ -141,6 +146,8 @@ pub(crate) struct Subscriptions {
     by_id: HashMap<u64, Subscription>,
     to_batch: UnboundedSender<(u64, StepEvent)>,
     events: UnboundedReceiver<(u64, StepEvent)>,
+    /// Subscribers whose stream could not be opened, and that have not been told.
+    refused: Vec<u64>,
     /// The first event of the next batch, if it was received with the last.
     next: Option<(u64, StepEvent)>,
 }
@@ -162,12 +169,13 @@ impl Drop for Subscription {
 impl Subscriptions {
     pub(crate) fn new(open: SubscribeSteps) -> Self {
         let (to_batch, events) = unbounded_channel();
-        Self { open, by_id: HashMap::new(), to_batch, events, next: None }
+        Self { open, by_id: HashMap::new(), to_batch, events, refused: Vec::new(), next: None }
     }
 
-    /// Opens a stream for a subscriber, and replaces its earlier one.
+    /// Opens a stream for a subscriber, and replaces its earlier one. A subscriber whose stream
+    /// cannot be opened gets an empty batch.
     pub(crate) fn add(&mut self, subscriber: u64, key: Option<u64>, events: u32) {
-        let Some(source) = (self.open)(key) else { return };
+        let Some(source) = (self.open)(key) else { return self.refused.push(subscriber) };
         let credit = Arc::new(Semaphore::new(events.min(CREDIT) as usize));
         let task = tokio::spawn(forward(subscriber, source, Arc::clone(&credit), self.to_batch.clone()));
         self.by_id.insert(subscriber, Subscription { credit, task });
@@ -184,8 +192,12 @@ impl Subscriptions {
         self.by_id.remove(&subscriber);
     }
 
-    /// Waits for events. Returns a batch of queued events of one subscriber.
+    /// Waits for events. Returns a batch of queued events of one subscriber, or an empty one if its
+    /// stream was refused.
     pub(crate) async fn next(&mut self) -> Option<(u64, Vec<StepEvent>)> {
+        if let Some(subscriber) = self.refused.pop() {
+            return Some((subscriber, Vec::new()));
+        }
         let (subscriber, first) = match self.next.take() {
             Some(next) => next,
             None => self.events.recv().await?,
@@ -217,5 +229,24 @@ async fn forward(
         if to.send((subscriber, event)).is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_streams_end_at_their_reader() {
+        let mut subscribers = Subscribers::default();
+        let (events, mut reader) = unbounded_channel();
+        subscribers.add(7, 1, None, events);
+        let mut subscriptions = Subscriptions::new(Box::new(|_| None));
+        subscriptions.add(7, None, CREDIT);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (subscriber, batch) = runtime.block_on(subscriptions.next()).unwrap();
+        assert_eq!((subscriber, batch.len()), (7, 0));
+        assert!(subscribers.deliver(1, subscriber, batch).is_none());
+        assert!(runtime.block_on(reader.recv()).is_none());
     }
 }

@@ -7,29 +7,32 @@
 //! signals to terminate, because the front handles them and lets running answers end.
 
 use crate::constraint_builds::{BuildConstraint, ConstraintBuilds};
+use crate::kv_connector::KvConnector;
 use crate::message::{
-    Facts, FromWorker, Header, Identity, MessageNumbers, PROTOCOL, ToWorker, decode, encode,
+    Exported, Facts, FromWorker, Header, Identity, MessageNumbers, PROTOCOL, ToWorker, decode, encode,
 };
 use crate::monotonic;
 use crate::oversized::remove_oversized;
 use crate::ranks::{Affinity, CommandLog};
 use crate::step_watch::{SubscribeSteps, Subscriptions};
 use crate::transport::connect;
-use kvasir_engine::{Engine, Exit, Message, Outbox};
+use kvasir_engine::{Engine, Exit, KvExport, Message, Outbox};
 use kvasir_exec::Executor;
 use std::{
     fmt,
     io::{self, Read},
     path::PathBuf,
     process,
-    sync::mpsc,
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 use tokio::{
     select,
     signal::unix::{SignalKind, signal},
-    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    sync::mpsc::{
+        Receiver, UnboundedReceiver, UnboundedSender, channel, error::TrySendError, unbounded_channel,
+    },
     time::{Instant, sleep, sleep_until},
 };
 use zeromq::{DealerSocket, PushSocket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
@@ -38,6 +41,8 @@ use zeromq::{DealerSocket, PushSocket, SocketRecv, SocketSend, ZmqError, ZmqMess
 const COUNTERS_DELAY: Duration = Duration::from_millis(100);
 /// Interval of the counters while requests are open but produce no results.
 const COUNTERS_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum number of exports that wait for the I/O thread; the rows of further ones are dropped.
+const MAX_EXPORTS: usize = 16;
 /// Time for the last messages to be written.
 const LINGER: Duration = Duration::from_millis(100);
 
@@ -104,12 +109,16 @@ impl From<io::Error> for WorkerError {
 pub fn run_worker<E: Executor>(mut config: WorkerConfig, engine: &mut Engine<E>) -> Result<(), WorkerError> {
     let (inbox, messages) = mpsc::channel();
     let (results, from_engine) = unbounded_channel();
+    let (exports_to, exports) = channel(MAX_EXPORTS);
+    // An engine that cannot export (a sharded one, for example) serves without. The program refuses
+    // roles for it, so `Message::Import` never reaches ranks that schedule by requests.
+    let layout = engine.export_kv(Arc::new(send_export(exports_to, results.clone()))).ok();
     let (affinity, commands) = (config.affinity.take(), config.commands.take());
     let start = || {
         thread::Builder::new().name("front".into()).spawn(exit_with_front)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let connection = runtime.block_on(Connection::open(config))?;
-        let run = move || runtime.block_on(connection.serve(inbox, from_engine));
+        let connection = runtime.block_on(Connection::open(config, KvConnector::new(layout)))?;
+        let run = move || runtime.block_on(connection.serve(inbox, from_engine, exports));
         Ok::<_, WorkerError>(thread::Builder::new().name("worker-io".into()).spawn(run)?)
     };
     let io = match &affinity {
@@ -133,6 +142,21 @@ pub fn run_worker<E: Executor>(mut config: WorkerConfig, engine: &mut Engine<E>)
     if is_ordered { Ok(()) } else { Err(WorkerError::Stopped(exit)) }
 }
 
+/// Sends exports to the I/O thread without waiting. If its channel is full, the rows are dropped
+/// and the front is told so.
+fn send_export(
+    to: tokio::sync::mpsc::Sender<KvExport>,
+    results: UnboundedSender<FromWorker>,
+) -> impl Fn(KvExport) + Send + Sync {
+    move |export| {
+        if let Err(TrySendError::Full(KvExport { tag, start, tokens, is_last, .. })) = to.try_send(export) {
+            let exported = Exported { run: tag, start, tokens, rows: None, is_last };
+            // Fails only if the I/O thread has ended early.
+            let _ = results.send(FromWorker::Exported(exported));
+        }
+    }
+}
+
 /// Exits the process when standard input is closed, because the front has ended.
 fn exit_with_front() {
     let mut buffer = [0; 64];
@@ -150,13 +174,14 @@ struct Connection {
     builds: ConstraintBuilds,
     counters: ReadCounters,
     subscriptions: Subscriptions,
+    connector: KvConnector,
     /// Number of requests that have not ended.
     open: u64,
 }
 
 impl Connection {
     /// Connects and waits for the front's welcome.
-    async fn open(config: WorkerConfig) -> Result<Self, WorkerError> {
+    async fn open(config: WorkerConfig, connector: KvConnector) -> Result<Self, WorkerError> {
         let WorkerConfig {
             directory, replica, generation, identity, facts, build, counters, subscribe, ..
         } = config;
@@ -171,6 +196,7 @@ impl Connection {
             builds: ConstraintBuilds::start(build)?,
             counters,
             subscriptions: Subscriptions::new(subscribe),
+            connector,
             open: 0,
         };
         let hello = connection.encode(&FromWorker::Hello { protocol: PROTOCOL, identity, facts });
@@ -195,8 +221,11 @@ impl Connection {
 
     /// Passes a message to the engine, at once or after the constraint that it waits for is built.
     fn take(&mut self, frames: &ZmqMessage, inbox: &mpsc::Sender<Message>) {
-        let (message, recipe) = match self.read(frames) {
-            Some(ToWorker::Engine { message, recipe }) => (message, recipe),
+        let (mut message, recipe, rows) = match self.read(frames) {
+            Some(ToWorker::Engine { message, recipe, rows }) => (message, recipe, rows),
+            Some(ToWorker::Segments { descriptors }) => {
+                return self.connector.open(&descriptors, self.header.replica, self.header.generation);
+            }
             Some(ToWorker::Subscribe { subscriber, key, events }) => {
                 return self.subscriptions.add(subscriber, key, events);
             }
@@ -206,6 +235,9 @@ impl Connection {
             Some(ToWorker::Unsubscribe { subscriber }) => return self.subscriptions.remove(subscriber),
             Some(ToWorker::Welcome | ToWorker::Refused { .. }) | None => return,
         };
+        if let Message::Import(import) = &mut message {
+            self.connector.import(import, rows);
+        }
         if let Message::Add { n, .. } = &message {
             self.open += u64::from(*n);
         }
@@ -231,6 +263,7 @@ impl Connection {
 
     async fn send_results(&mut self, outbox: Outbox, inbox: &mpsc::Sender<Message>) {
         self.open = self.open.saturating_sub(outbox.ended.len() as u64);
+        self.connector.handled(outbox.imports.handled);
         let results = FromWorker::Results(outbox);
         if let Some(frames) = self.encode(&results) {
             let _ = self.results.send(frames).await;
@@ -245,7 +278,12 @@ impl Connection {
     }
 
     /// Passes messages to the engine and results to the front, until the engine has stopped.
-    async fn serve(mut self, inbox: mpsc::Sender<Message>, mut from_engine: UnboundedReceiver<FromWorker>) {
+    async fn serve(
+        mut self,
+        inbox: mpsc::Sender<Message>,
+        mut from_engine: UnboundedReceiver<FromWorker>,
+        mut exports: Receiver<KvExport>,
+    ) {
         let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         // Handlers are installed and never read, so these signals have no effect.
         let _ignored = signals.map(signal);
@@ -259,6 +297,7 @@ impl Connection {
                         self.send_results(outbox, &inbox).await;
                         counters_due.get_or_insert_with(|| Instant::now() + COUNTERS_DELAY);
                     }
+                    Some(message @ FromWorker::Exported(_)) => self.send(&message).await,
                     Some(message) => {
                         self.send(&message).await;
                         sleep(LINGER).await;
@@ -266,6 +305,10 @@ impl Connection {
                     }
                     None => return,
                 },
+                Some(export) = exports.recv() => {
+                    let exported = self.connector.export(&export);
+                    self.send(&FromWorker::Exported(exported)).await;
+                }
                 received = self.requests.recv() => {
                     let Ok(frames) = received else {
                         // Without a front, this process ends soon.

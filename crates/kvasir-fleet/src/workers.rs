@@ -6,9 +6,10 @@ use crate::front::{Front, WorkerMessage};
 use crate::kv_publisher::KvPublisher;
 use crate::message::{Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
 use crate::replica::{Ended, Replica, WorkerCommand};
+use crate::segment;
 use crate::transport::identity;
-use kvasir_engine::{Message, ReplicaPhase, ReplicaStatus};
-use std::time::Duration;
+use kvasir_engine::{Message, ReplicaPhase, ReplicaStatus, Role};
+use std::{fs::File, io, os::fd::AsRawFd, time::Duration};
 use tokio::{
     select,
     sync::mpsc::{UnboundedReceiver, UnboundedSender},
@@ -34,10 +35,18 @@ pub(crate) struct Workers {
     pub(crate) ended_to: UnboundedSender<Ended>,
     pub(crate) ended: UnboundedReceiver<Ended>,
     pub(crate) kv_events: Option<KvPublisher>,
+    /// Segments of the replicas of the prefill role.
+    pub(crate) segments: Vec<Option<File>>,
     pub(crate) on_counters: OnCounters,
     pub(crate) on_log: OnLog,
     /// The last field, so that it is removed after the sockets are closed.
     pub(crate) directory: SocketDirectory,
+}
+
+/// Creates the segments of replicas with these roles. The caller must do so before it starts their
+/// processes, which inherit them.
+pub(crate) fn create_segments(roles: &[Role]) -> io::Result<Vec<Option<File>>> {
+    roles.iter().map(|role| (*role == Role::Prefill).then(segment::create).transpose()).collect()
 }
 
 impl Workers {
@@ -93,6 +102,11 @@ impl Workers {
             return Err(FleetError::Refused { replica, why });
         }
         self.write(replica, &ToWorker::Welcome).await;
+        if self.segments.iter().any(Option::is_some) {
+            let descriptor = |file: &Option<File>| file.as_ref().map(|file| file.as_raw_fd() as u32);
+            let descriptors = self.segments.iter().map(descriptor).collect();
+            self.write(replica, &ToWorker::Segments { descriptors }).await;
+        }
         self.replicas[replica].accept();
         Ok(Some((replica, facts)))
     }
@@ -119,8 +133,9 @@ impl Workers {
 
     /// Sends a message to a worker's engine. A message to a process that has ended is lost. False if
     /// the message is too large.
-    pub(crate) async fn send(&mut self, WorkerMessage { replica, message, recipe }: WorkerMessage) -> bool {
-        self.write(replica, &ToWorker::Engine { message, recipe }).await
+    pub(crate) async fn send(&mut self, message: WorkerMessage) -> bool {
+        let WorkerMessage { replica, message, recipe, rows } = message;
+        self.write(replica, &ToWorker::Engine { message, recipe, rows }).await
     }
 
     pub(crate) async fn write(&mut self, replica: usize, message: &ToWorker) -> bool {
@@ -143,7 +158,7 @@ impl Workers {
             ReplicaPhase::Ready | ReplicaPhase::Drained => {
                 (state.is_ending, state.kill_at) = (true, Some(Instant::now() + EXIT_TIME));
                 let message = Message::Exit;
-                self.send(WorkerMessage { replica, message, recipe: None }).await;
+                self.send(WorkerMessage { replica, message, recipe: None, rows: None }).await;
             }
             ReplicaPhase::Starting => {
                 state.is_ending = true;
@@ -190,6 +205,8 @@ impl Workers {
                 hangs: replica.hangs,
                 dropped_messages: replica.dropped,
                 last_exit: replica.last_exit.clone(),
+                role: front.role(index),
+                kv_transfers: front.transfers(index),
             }
         };
         self.replicas.iter().enumerate().map(status).collect()

@@ -21,6 +21,7 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 use tokio::task::spawn_blocking;
 
@@ -146,7 +147,7 @@ impl LLMEngine for KvasirEngine {
                 Ok(started) => break started,
                 Err(shared) => {
                     started = shared;
-                    tokio::task::yield_now().await;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             }
         };

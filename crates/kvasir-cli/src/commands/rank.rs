@@ -52,6 +52,19 @@ pub(crate) fn command(
     Ok(RankCommand { program, arguments })
 }
 
+/// Pins this thread to the processors of a rank, if each thread of all `replicas` can have one.
+/// `threads` are those of each rank of a replica.
+pub(crate) fn pin(
+    threads: &[usize],
+    rank: usize,
+    replica: usize,
+    replicas: usize,
+) -> Result<Option<Affinity>, Failure> {
+    let of_replica: usize = threads.iter().sum();
+    let first = replica * of_replica + threads[..rank].iter().sum::<usize>();
+    Affinity::pin(first, threads[rank], replicas * of_replica).map_err(Failure::failed)
+}
+
 impl Args {
     /// Runs the steps of rank 0 until rank 0 exits. Always returns an error.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
@@ -93,11 +106,12 @@ impl RankStart {
     /// Loads the rank's shard and runs the steps of rank 0.
     fn run(self, process: &RankProcess, opened: OpenedModel) -> Result<(), Failure> {
         let (ranks, engines) = (self.fleet.ranks(), self.fleet.replicas().unwrap_or(1));
-        let model = self.model.with_threads_for(engines).with_rank_threads(self.rank, ranks);
-        let index = self.replica * ranks + self.rank;
-        let _affinity =
-            Affinity::pin(index, engines as usize * ranks, model.thread_count()).map_err(Failure::failed)?;
-        let loaded = model.load_opened(shard(opened, self.rank, ranks)?)?;
+        let opened = shard(opened, self.rank, ranks)?;
+        let model = self.model.with_threads_for(engines);
+        let threads = model.rank_threads(ranks);
+        let _affinity = pin(&threads, self.rank, self.replica, engines as usize)?;
+        let model = model.with_rank_threads(threads[self.rank]);
+        let loaded = model.load_opened(opened)?;
         let by_requests = self.fleet.rank_control() == RankControlMode::Requests;
         let control = by_requests.then(|| Box::new(StepHashes::new(process.member())) as Box<_>);
         let loaded = loaded.among(Rank { ranks: process.member(), control });

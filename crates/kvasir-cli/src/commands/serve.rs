@@ -370,10 +370,10 @@ impl Args {
         let (name, sampling_args) = (own_name.as_deref(), &self.sampling_args);
         let started = match self.fleet.replicas() {
             None => Started::new(&self.model, name, sampling_args, &options, service)?,
-            Some(replicas) => {
+            Some(_) => {
                 let command = worker::command(line.arguments)?;
-                let (ranks, route) = (self.fleet.ranks(), self.fleet.route());
-                let fleet = FleetStart { replicas, ranks, route, command };
+                let (roles, ranks, route) = (self.fleet.roles(), self.fleet.ranks(), self.fleet.route());
+                let fleet = FleetStart { roles, ranks, route, command };
                 Started::fleet(&self.model, name, sampling_args, &options, fleet, service)?
             }
         };

@@ -11,10 +11,9 @@ use crate::startup::{
 };
 use kvasir::LoadedModel;
 use kvasir_chat::ChatModel;
-use kvasir_engine::{Route, StepSource};
+use kvasir_engine::{Role, Route, StepSource};
 use kvasir_fleet::{
-    Affinity, CommandLog, Facts, GroupConfig, Identity, RankCommand, RankGroup, WorkerCommand, WorkerConfig,
-    run_worker,
+    CommandLog, Facts, GroupConfig, Identity, RankCommand, RankGroup, WorkerCommand, WorkerConfig, run_worker,
 };
 use kvasir_serve::{StepFeed, Visibility, metrics::EngineMetrics};
 use std::{
@@ -109,14 +108,13 @@ impl Args {
                 Some(start_ranks(self.replica, command, ranks, identity.clone())?)
             }
         };
-        let model = model.with_threads_for(engines).with_rank_threads(0, ranks);
+        let model = model.with_threads_for(engines);
+        let threads = model.rank_threads(ranks);
         let affinity = match ranks {
             1 => None,
-            _ => {
-                let (place, places) = (self.replica as usize * ranks, engines as usize * ranks);
-                Affinity::pin(place, places, model.thread_count()).map_err(Failure::failed)?
-            }
+            _ => rank::pin(&threads, 0, self.replica as usize, engines as usize)?,
         };
+        let model = model.with_rank_threads(threads[0]);
         let config = kvasir::EngineConfig { engines: engines * ranks as u32, ..options.config()? };
         let by_requests = fleet.rank_control() == RankControlMode::Requests;
         let leader = group.as_mut().map(|group| Leader { group, by_requests });
@@ -138,6 +136,10 @@ impl Args {
         } else {
             false
         };
+        if fleet.transfers_kv() {
+            let layout = engine.kv_layout();
+            layout.map_err(|why| Failure::usage(format!("--role {}: {why}", Role::Prefill)))?;
+        }
         let more = serde_json::to_string(&facts).map_err(Failure::failed)?;
         let block_size = engine.core().cache().shape().block_size;
         let cut_obstacle = engine.core().cut_obstacle().map(|why| why.to_string());

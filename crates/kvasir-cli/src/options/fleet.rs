@@ -1,10 +1,10 @@
-//! Options of `serve` for several processes: the number of workers (data parallelism), the ranks of
-//! each (tensor parallelism), and the routing policy.
+//! Options of `serve` for several processes: the number of workers (data parallelism), their roles,
+//! the ranks of each (tensor parallelism), and the routing policy.
 
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
 use crate::options::switch::word;
-use kvasir_engine::Route;
+use kvasir_engine::{Phase, Role, Route};
 
 /// What rank 0 broadcasts: the steps that it has scheduled, or the requests that each rank
 /// schedules.
@@ -14,7 +14,7 @@ pub(crate) enum RankControlMode {
     Requests,
 }
 
-/// Numbers of engines and ranks, and the routing policy.
+/// Numbers of engines and ranks, roles of the engines, and the routing policy.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct FleetArgs {
     /// Engines that serve, each a process of its own with its own KV cache and --threads [default: one engine in this process]
@@ -29,6 +29,9 @@ pub(crate) struct FleetArgs {
     /// With --dp: the engine that gets a request: round-robin, least-requests, least-tokens, prefix (the one that holds most of the prompt) or session [default: prefix]
     #[arg(long, env = "KVASIR_ROUTE", value_parser = word::<Route>)]
     route: Option<Route>,
+    /// With --dp: the role of each engine, N entries: prefill (computes prompts, then sends K and V to an engine that decodes), decode or both, such as prefill,decode,decode [default: both for all]
+    #[arg(long, env = "KVASIR_ROLE", value_name = "ROLE,…", value_delimiter = ',', value_parser = word::<Role>)]
+    role: Vec<Role>,
 }
 
 impl FleetArgs {
@@ -53,6 +56,17 @@ impl FleetArgs {
         self.route.unwrap_or(Route::Prefix)
     }
 
+    /// The roles of the engines.
+    pub(crate) fn roles(&self) -> Vec<Role> {
+        let engines = self.dp.unwrap_or(1) as usize;
+        if self.role.is_empty() { vec![Role::Both; engines] } else { self.role.clone() }
+    }
+
+    /// Whether engines transfer K and V.
+    pub(crate) fn transfers_kv(&self) -> bool {
+        self.role.contains(&Role::Prefill)
+    }
+
     /// Whether `--route prefix` was given. A worker whose cache records no KV events then fails to
     /// start. Under the default policy it serves, and is chosen by load.
     pub(crate) fn requires_prefix_cache(&self) -> bool {
@@ -65,6 +79,27 @@ impl FleetArgs {
         })?;
         rule(self.dp.is_some() || self.route.is_none(), || {
             "--route needs --dp: without it there is only one engine".into()
-        })
+        })?;
+        rule(self.ranks() == 1 || self.role.is_empty(), || {
+            "--role cannot be combined with --tp: each rank holds only its shard of K and V".into()
+        })?;
+        let Some(engines) = self.dp else {
+            return rule(self.role.is_empty(), || {
+                "--role needs --dp: without it there is only one engine".into()
+            });
+        };
+        if self.role.is_empty() {
+            return Ok(());
+        }
+        let given = self.role.len();
+        rule(given == engines as usize, || {
+            format!("--role has {given} entries, but --dp {engines} starts {engines} engines")
+        })?;
+        for (phase, name) in [(Phase::Prefill, "prefill"), (Phase::Decode, "decode")] {
+            rule(self.role.iter().any(|role| role.runs(phase)), || {
+                format!("--role has no engine for {name}: add the role {name} or both")
+            })?;
+        }
+        Ok(())
     }
 }

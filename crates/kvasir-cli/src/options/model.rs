@@ -272,12 +272,16 @@ impl ModelArgs {
         self
     }
 
-    /// Divides `--threads` among `ranks` ranks, and keeps the part of `rank`: at least one thread.
-    pub(crate) fn with_rank_threads(mut self, rank: usize, ranks: usize) -> Self {
-        if let Some(threads) = self.compute.threads.filter(|_| ranks > 1) {
-            let (each, more) = (threads / ranks as u32, threads as usize % ranks);
-            self.compute.threads = Some((each + u32::from(rank < more)).max(1));
-        }
+    /// Threads of each of `ranks` ranks: `--threads` in parts that differ by at most one, and are at
+    /// least one.
+    pub(crate) fn rank_threads(&self, ranks: usize) -> Vec<usize> {
+        let threads = self.thread_count();
+        (0..ranks).map(|rank| (threads / ranks + usize::from(rank < threads % ranks)).max(1)).collect()
+    }
+
+    /// With the threads of one rank.
+    pub(crate) fn with_rank_threads(mut self, threads: usize) -> Self {
+        self.compute.threads = self.compute.threads.map(|_| threads as u32);
         self
     }
 

@@ -1,6 +1,6 @@
 //! `kvasir serve --dp`: worker processes give the answers of a single process, also when workers
-//! are killed, hung, suspended, drained or restarted. They share their packed weights. No process,
-//! request, KV slot or file is leaked.
+//! are killed, hung, suspended, drained or restarted, or have roles. They share their packed
+//! weights. No process, request, KV slot or file is leaked.
 
 use super::server::{CHAT, COMPLETIONS, JSON, Server, model};
 use kvasir_testkit::Random;
@@ -332,6 +332,106 @@ fn replicas_share_their_packed_weights() {
         assert_eq!(answer_all(&fleet.server, &requests, |_| {}), expected, "{dtype}, restarted");
         assert_eq!(shared_weights(fleet.processes()[0]).0, first.0, "{dtype}: the file outlives workers");
     }
+}
+
+/// The value of a metric, summed over its labels that contain `label`.
+fn metric(server: &Server, name: &str, label: &str) -> u64 {
+    let page = server.send("GET", "/metrics", "", "").1;
+    let samples = page.lines().filter(|line| line.starts_with(name) && line.contains(label));
+    samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()
+}
+
+/// A request whose prompt has several blocks and shares no prefix with the others.
+fn long_request(number: u64, length: u32) -> (&'static str, Value) {
+    let (path, mut body) = request(number, length);
+    let text: Vec<String> = (0..60).map(|i| format!("w{}", (number * 7 + i * i) % 40)).collect();
+    let text = format!("request {number}: {}", text.join(" "));
+    if path == CHAT {
+        body["messages"] = json!([{"role": "user", "content": text}]);
+    } else {
+        body["prompt"] = json!(text);
+    }
+    (path, body)
+}
+
+#[test]
+fn disaggregated_prefill_changes_no_answer() {
+    let requests: Vec<_> = (0..48).map(|number| long_request(number, 60)).collect();
+    let options = ["--threads", "1", "--max-model-len", "512", "--spec", "suffix"];
+    let alone = Server::start("roles-alone", &options);
+    let expected = answer_all(&alone, &requests, |_| {});
+    drop(alone);
+    let fleet =
+        Fleet::start("roles", 2, &["--spec", "suffix", "--role", "prefill,decode", "--block-size", "16"]);
+    let received = || metric(&fleet.server, "kvasir:replica_kv_received_blocks_total", "decode");
+    let hits = || metric(&fleet.server, "kvasir:prefix_cache_hits_total", "");
+    for (path, body) in requests.iter().take(6) {
+        let before = (received(), hits());
+        let mut body = body.clone();
+        body["stream"] = json!(false);
+        body.as_object_mut().unwrap().remove("stream_options");
+        let (status, answer) = fleet.server.post(path, &body);
+        assert_eq!(status, 200, "{answer}");
+        fleet.wait_until_idle();
+        // The decode engine receives and hits all whole blocks of the prompt, except those of the
+        // template, which it has cached.
+        let blocks = answer["usage"]["prompt_tokens"].as_u64().unwrap() / 16;
+        let received = received() - before.0;
+        assert!(blocks > 4 && (blocks - 2..=blocks).contains(&received), "{received} blocks: {answer}");
+        // Workers report their counters after a delay.
+        let begin = Instant::now();
+        while hits() - before.1 < 16 * blocks {
+            assert!(begin.elapsed() < Duration::from_secs(30), "{} hits: {answer}", hits() - before.1);
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let got = answer_all(&fleet.server, &requests, |_| {});
+    for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
+        assert_eq!(got, expected, "{request:?}");
+    }
+    let replicas = fleet.replicas();
+    assert_eq!([&replicas[0]["role"], &replicas[1]["role"]], ["prefill", "decode"]);
+    assert_eq!(replicas[1]["kv_transfers"]["sent_blocks"], 0, "{replicas:?}");
+    // The front sends no block that it believes cached, so it must forget the blocks of a killed
+    // engine.
+    let got = answer_all(&fleet.server, &requests, |done| {
+        let mut random = Random::new(5);
+        while !done.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(random.between(50, 500).into()));
+            fleet.wait_until("some worker", |_| !fleet.processes().is_empty());
+            signal(random.pick(&fleet.processes()), "-KILL");
+            fleet.wait_for_tokens(done);
+        }
+    });
+    for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
+        assert_eq!(got, expected, "{request:?}");
+    }
+    fleet.wait_until_ready();
+    fleet.wait_until_idle();
+}
+
+#[test]
+fn invalid_roles_are_errors() {
+    let folder = model("roles-refused");
+    let refused = |options: &[&str], parts: &[&str]| {
+        let serve = ["serve", folder.to_str().unwrap(), "--port", "0"];
+        let output = Command::new(env!("CARGO_BIN_EXE_kvasir")).args(serve).args(options).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    refused(&["--role", "prefill,decode"], &["--role needs --dp"]);
+    refused(&["--tp", "2", "--role", "both"], &["--role cannot be combined with --tp"]);
+    refused(
+        &["--dp", "2", "--tp", "2", "--role", "prefill,decode"],
+        &["--role cannot be combined with --tp"],
+    );
+    refused(&["--dp", "3", "--role", "prefill,decode"], &["--role has 2 entries", "--dp 3"]);
+    refused(&["--dp", "2", "--role", "prefill,prefill"], &["no engine for decode"]);
+    refused(&["--dp", "2", "--role", "decode,decode"], &["no engine for prefill"]);
+    let roles = ["--dp", "2", "--role", "prefill,decode", "--route", "least-requests"];
+    refused(&[&roles[..], &["--cache", "cells"]].concat(), &["--role prefill", "cells", "prefix"]);
+    refused(&[&roles[..], &["--prefix-cache", "off"]].concat(), &["--role prefill", "prefix caching"]);
+    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -29,7 +29,10 @@ impl Core {
             let sibling = request.sibling(i);
             let Ok(id) = self.enter(sibling, refused, now) else { continue };
             if i > 0 && self.state.kv.shares_prompts() {
-                self.state.requests[id.index()].cold.leader = Some(ids[0]);
+                let sibling = &mut self.state.requests[id.index()];
+                sibling.cold.leader = Some(ids[0]);
+                // Only the leader's blocks are exported.
+                sibling.cold.export = sibling.cold.export.map(|(_, upto)| (upto, upto));
             }
             ids.push(id);
         }
@@ -54,6 +57,7 @@ impl Core {
             Some(resumption) => sequence.resume(&resumption, context),
             None => sequence.cold.timings = Timings { arrived: now, ..Timings::default() },
         }
+        sequence.cold.export = sequence.cold.params.hand_off.map(|held| (held, sequence.len()));
         sequence.cold.number = number;
         let entry = self.state.requests.insert(sequence);
         let sequence = &self.state.requests[entry];

@@ -20,6 +20,7 @@
 //! measures the host cost.
 
 pub(crate) mod arrival;
+pub(crate) mod kv_transfer;
 #[cfg(feature = "replay")]
 pub(crate) mod replay;
 pub(crate) mod sessions;

@@ -3,7 +3,7 @@
 //! - `route`: the policies by name, and the router's view of a request.
 //! - `load_order`, `prefix_map`, `session_map`: indexes of replicas by load, by cached block and by
 //!   session.
-//! - `router`: picks a replica per request.
+//! - `router`: picks a replica per request. `role`, `role_router`: disaggregated prefill.
 //! - `coalescer`: lets all replicas run their prefills in the same step.
 //! - `rank_load`: the load of one replica, for external routers.
 //! - `status`: the operator's interface to replicas in separate processes.
@@ -15,6 +15,8 @@ pub(crate) mod coalescer;
 pub(crate) mod load_order;
 pub(crate) mod prefix_map;
 pub(crate) mod rank_load;
+pub(crate) mod role;
+pub(crate) mod role_router;
 pub(crate) mod route;
 pub(crate) mod router;
 pub(crate) mod session_map;

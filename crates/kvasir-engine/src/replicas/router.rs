@@ -137,6 +137,14 @@ impl Router {
         }
     }
 
+    /// Number of leading blocks of a prompt that a replica holds, according to its KV events. 0
+    /// unless the policy is [`Route::Prefix`].
+    pub(crate) fn held_blocks(&self, replica: usize, request: &RouteRequest<'_>) -> u32 {
+        let hashes = prefix_hashes(request.prompt, request.salt, self.config.block_size);
+        let is_held = |hash: &u64| self.stored.holders(*hash).binary_search(&(replica as u32)).is_ok();
+        hashes.take_while(is_held).count() as u32
+    }
+
     /// Forgets the blocks of a replica that restarts with an empty prefix cache.
     pub fn restarted(&mut self, replica: usize) {
         self.apply(replica, &KvEvent::AllBlocksCleared);

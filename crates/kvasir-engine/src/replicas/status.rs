@@ -1,5 +1,6 @@
 //! Operator's interface to replicas in separate processes: their status, drain and restart.
 
+use crate::replicas::role::Role;
 use crate::replicas::route::Route;
 use crate::trace::step_source::StepSource;
 use serde::Serialize;
@@ -42,6 +43,27 @@ pub struct ReplicaStatus {
     pub dropped_messages: u64,
     /// How its last process ended, if one did.
     pub last_exit: Option<String>,
+    /// The phases that it runs.
+    pub role: Role,
+    /// Counters of its K/V transfers.
+    pub kv_transfers: TransferCounts,
+}
+
+/// Counters of K/V transfers of a replica, over all its processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TransferCounts {
+    /// Blocks sent.
+    pub sent_blocks: u64,
+    /// Bytes of K/V sent.
+    pub sent_bytes: u64,
+    /// Blocks of its requests that were not sent: the buffer was full, or no replica was available
+    /// to decode.
+    pub unsent_blocks: u64,
+    /// Blocks received and stored.
+    pub received_blocks: u64,
+    /// Blocks received and refused: overwritten or damaged in transit, without the blocks before
+    /// them, or because the pool was in use.
+    pub refused_blocks: u64,
 }
 
 /// How requests are routed to replicas.

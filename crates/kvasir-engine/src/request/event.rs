@@ -6,6 +6,7 @@
 
 use crate::request::finish::Finish;
 use crate::request::ids::{RequestId, SessionId};
+use crate::request::kv_transfer::ImportCounts;
 use crate::request::sequence::Sequence;
 use crate::request::timings::{Nanos, Timings};
 use kvasir_exec::TokenLogprobs;
@@ -155,6 +156,9 @@ pub struct Outbox {
     /// was called.
     #[serde(default)]
     pub kv_events: Vec<KvEvent>,
+    /// Outcomes of imports of K/V blocks.
+    #[serde(default)]
+    pub imports: ImportCounts,
 }
 
 impl Outbox {
@@ -171,6 +175,7 @@ impl Outbox {
         self.mirostat.clear();
         self.retained.clear();
         self.kv_events.clear();
+        self.imports = ImportCounts::default();
     }
 
     /// Whether there is nothing to deliver.
@@ -180,6 +185,7 @@ impl Outbox {
             && self.progress.is_empty()
             && self.retained.is_empty()
             && self.kv_events.is_empty()
+            && self.imports.handled == 0
     }
 
     /// Iterates over the events with their tokens, log-probabilities and statistics.

@@ -7,6 +7,7 @@ pub(crate) mod event;
 pub(crate) mod finish;
 pub(crate) mod gaps;
 pub(crate) mod ids;
+pub(crate) mod kv_transfer;
 pub(crate) mod params;
 pub(crate) mod proposal;
 pub(crate) mod resumption;

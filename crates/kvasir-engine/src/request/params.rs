@@ -69,6 +69,11 @@ pub struct Params {
     pub context_shift: Option<u32>,
     /// Predicted output, which a suffix drafter proposes where it fits.
     pub prediction: Vec<Token>,
+    /// Another engine will decode the request: the blocks of its prompt are exported as they are
+    /// computed ([`Engine::export_kv`](crate::Engine::export_kv)), except those of this many
+    /// leading tokens, which that engine has cached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hand_off: Option<u32>,
     /// State of the request in another engine, from which it continues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumption: Option<Box<Resumption>>,
@@ -100,6 +105,7 @@ impl Default for Params {
             prompt_progress: false,
             context_shift: None,
             prediction: Vec::new(),
+            hand_off: None,
             resumption: None,
             constraint: Constrained::default(),
         }

@@ -125,6 +125,8 @@ pub(crate) struct Cold {
     pub(crate) context_left: u32,
     /// Length up to which slots were reserved at admission.
     pub(crate) reserve_to: u32,
+    /// Number of exported tokens, and number of tokens to export; `None` if nothing remains.
+    pub(crate) export: Option<(u32, u32)>,
     /// KV slots charged to its key while it runs, under `Order::Fair`.
     pub(crate) charged_slots: u64,
     /// Drafts of its next decode.

@@ -3,13 +3,15 @@
 //! alone.
 
 use super::*;
+use crate::message::Exported;
 use kvasir_engine::{
-    Chunked, Core, Engine, Limits, Mixing, Params, Request, RequestId, Route, RouterConfig, SuffixDrafter,
+    Chunked, Core, Engine, KvExport, Limits, Mixing, Params, Request, RequestId, Role, Route, Router,
+    RouterConfig, SuffixDrafter,
 };
 use kvasir_kv::{CacheConfig, CacheKind, Token, build};
 use kvasir_sim::Toy;
 use kvasir_testkit::{Random, complete::complete};
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Mutex};
 
 fn engine(random: &mut Random) -> Engine<Toy> {
     let kind = random.pick(&[CacheKind::Paged, CacheKind::Radix, CacheKind::Cells]);
@@ -28,6 +30,8 @@ fn engine(random: &mut Random) -> Engine<Toy> {
 /// A worker: an engine, and the messages and results in transit to and from it.
 struct Worker {
     engine: Engine<Toy>,
+    /// Exports that its I/O thread has not sent.
+    exports: Arc<Mutex<VecDeque<KvExport>>>,
     ids: HashMap<u64, RequestId>,
     messages: VecDeque<Message>,
     results: VecDeque<Outbox>,
@@ -36,7 +40,11 @@ struct Worker {
 impl Worker {
     fn new(random: &mut Random) -> Self {
         let (ids, messages, results) = (HashMap::new(), VecDeque::new(), VecDeque::new());
-        Self { engine: engine(random), ids, messages, results }
+        let (mut engine, exports) = (engine(random), Arc::<Mutex<VecDeque<KvExport>>>::default());
+        let to = Arc::clone(&exports);
+        // Fails for caches without blocks, which neither export nor import.
+        let _ = engine.export_kv(Arc::new(move |export| to.lock().unwrap().push_back(export)));
+        Self { engine, exports, ids, messages, results }
     }
 
     fn take_message(&mut self) {
@@ -52,6 +60,7 @@ impl Worker {
             Some(Message::StopAt { tag, keep }) => {
                 let _ = self.engine.core_mut().stop_at(self.ids[&tag], keep, 1);
             }
+            Some(Message::Import(import)) => self.engine.import_kv(*import),
             Some(Message::EndSession(session)) => self.engine.core_mut().end_session(session),
             other => assert_eq!(other, None),
         }
@@ -83,23 +92,41 @@ struct Simulation {
     requests: Vec<Request>,
     answers: BTreeMap<u64, Answer>,
     losses: u32,
+    /// Rows in shared memory.
+    segment: Vec<Vec<u8>>,
+    /// Number of imported tokens that workers have stored.
+    imported: u32,
 }
 
 impl Simulation {
     fn new(random: &mut Random) -> Self {
         let count = random.between(1, 4) as usize;
-        let mut front = Front::new(
-            Router::new(RouterConfig { block_size: 4, ..RouterConfig::new(Route::Prefix) }, count),
-            count,
-        );
+        Self::with_roles(random, vec![Role::Both; count])
+    }
+
+    fn with_roles(random: &mut Random, roles: Vec<Role>) -> Self {
+        let (count, config) = (roles.len(), RouterConfig::new(Route::Prefix));
+        let router = RoleRouter::new(RouterConfig { block_size: 4, ..config }, roles);
+        let mut front = Front::new(router, count);
         (0..count).for_each(|replica| front.worker_ready(replica));
         let workers = (0..count).map(|_| Some(Worker::new(random))).collect();
-        Self { front, workers, requests: Vec::new(), answers: BTreeMap::new(), losses: 0 }
+        Self {
+            front,
+            workers,
+            requests: Vec::new(),
+            answers: BTreeMap::new(),
+            losses: 0,
+            segment: Vec::new(),
+            imported: 0,
+        }
     }
 
     /// Delivers the front's messages and its outbox.
     fn flush(&mut self) {
-        for WorkerMessage { replica, message, .. } in std::mem::take(&mut self.front.sends) {
+        for WorkerMessage { replica, mut message, rows, .. } in std::mem::take(&mut self.front.sends) {
+            if let (Message::Import(import), Some(block)) = (&mut message, rows) {
+                import.rows = std::mem::take(&mut self.segment[block.offset as usize]);
+            }
             if let Some(worker) = &mut self.workers[replica] {
                 worker.messages.push_back(message);
             }
@@ -141,6 +168,18 @@ impl Simulation {
         self.front.take(Message::Add { request: Box::new(request), n }, 1);
     }
 
+    /// Announces an export of a worker, with its rows or without.
+    fn announce(&mut self, replica: usize, random: &mut Random) {
+        let Some(worker) = &self.workers[replica] else { return };
+        let export = worker.exports.lock().unwrap().pop_front();
+        let Some(KvExport { tag, start, tokens, rows, is_last }) = export else { return };
+        let (bytes, offset) = (rows.len() as u64, self.segment.len() as u64);
+        self.segment.push(if random.chance(95) { rows } else { Vec::new() });
+        let block = RecordLocation { offset, bytes, ..RecordLocation::default() };
+        let rows = (tokens > 0 && random.chance(95)).then_some(block);
+        self.front.exported(replica, Exported { run: tag, start, tokens, rows, is_last });
+    }
+
     /// Kills a worker, which loses its messages and results in transit. Another starts in its
     /// place.
     fn kill(&mut self, replica: usize, random: &mut Random) {
@@ -161,12 +200,14 @@ impl Simulation {
             60..90 => {
                 worker.collect();
                 if let Some(mut outbox) = worker.results.pop_front() {
+                    self.imported += outbox.imports.stored;
                     assert!(self.front.results(replica, &mut outbox, 1));
                     self.deliver(&outbox);
                 }
             }
+            90..93 => self.announce(replica, random),
             _ if is_calm => {}
-            90..95 => self.add(random),
+            93..95 => self.add(random),
             95 if !self.answers.is_empty() => {
                 let tag = random.between(1, self.answers.len() as u32).into();
                 let keep = self.answers[&tag].tokens.len() as u32;
@@ -192,10 +233,27 @@ impl Simulation {
 
 #[test]
 fn answers_survive_lost_and_drained_workers() {
-    let (mut losses, mut whole) = (0, 0);
+    let (losses, whole, _) = answers_are_those_of_one_engine(Simulation::new);
+    assert!(losses > 1000 && whole > 3000, "{losses}, {whole}");
+}
+
+#[test]
+fn answers_survive_hand_offs() {
+    let (losses, whole, imported) = answers_are_those_of_one_engine(|random| {
+        let mut roles = vec![Role::Prefill, random.pick(&[Role::Decode, Role::Both])];
+        roles.extend((0..random.below(3)).map(|_| random.pick(Role::ALL)));
+        Simulation::with_roles(random, roles)
+    });
+    assert!(losses > 1000 && whole > 3000 && imported > 1500, "{losses}, {whole}, {imported}");
+}
+
+/// Runs simulations. Returns the number of lost workers, of complete answers, and of imported
+/// tokens.
+fn answers_are_those_of_one_engine(start: impl Fn(&mut Random) -> Simulation) -> (u32, u32, u32) {
+    let (mut losses, mut whole, mut imported) = (0, 0, 0);
     for seed in 0..300 {
         let mut random = Random::new(seed);
-        let mut simulation = Simulation::new(&mut random);
+        let mut simulation = start(&mut random);
         (0..600).for_each(|_| simulation.act(&mut random, false));
         for _ in 0..200_000 {
             if simulation.front.is_idle() {
@@ -203,10 +261,11 @@ fn answers_survive_lost_and_drained_workers() {
             }
             simulation.act(&mut random, true);
         }
+        imported += simulation.imported;
         let Simulation { front, requests, answers, .. } = simulation;
         assert!(front.is_idle() && front.runs.is_empty(), "seed {seed}");
         for replica in 0..front.is_ready.len() {
-            assert_eq!(front.load(replica), (0, 0), "seed {seed}");
+            assert_eq!((front.load(replica), front.run_count(replica)), ((0, 0), 0), "seed {seed}");
         }
         losses += simulation.losses;
         for request in requests {
@@ -225,7 +284,7 @@ fn answers_survive_lost_and_drained_workers() {
             }
         }
     }
-    assert!(losses > 1000 && whole > 3000, "{losses}, {whole}");
+    (losses, whole, imported)
 }
 
 /// A request whose workers crash repeatedly while they run it fails.

@@ -13,18 +13,18 @@ pub struct Affinity {
 
 #[cfg(target_os = "linux")]
 impl Affinity {
-    /// Pins the calling thread, and threads that it starts later, to partition `index` of `count`
-    /// disjoint partitions of `threads` processors each. Returns `None` and pins nothing if there
-    /// are fewer than `count * threads` processors.
-    pub fn pin(index: usize, count: usize, threads: usize) -> io::Result<Option<Self>> {
+    /// Pins the calling thread, and threads that it starts later, to `threads` processors from
+    /// number `first` of those that it may use. Returns `None` and pins nothing if it may use fewer
+    /// than `required`, the number of all ranks.
+    pub fn pin(first: usize, threads: usize, required: usize) -> io::Result<Option<Self>> {
         use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
         let original = sched_getaffinity(None)?;
-        if count.saturating_mul(threads) > original.count() as usize {
+        if required > original.count() as usize {
             return Ok(None);
         }
         let mut pinned = CpuSet::new();
         let allowed = (0..CpuSet::MAX_CPU).filter(|processor| original.is_set(*processor));
-        allowed.skip(index * threads).take(threads).for_each(|processor| pinned.set(processor));
+        allowed.skip(first).take(threads).for_each(|processor| pinned.set(processor));
         sched_setaffinity(None, &pinned)?;
         Ok(Some(Self { original, pinned }))
     }
@@ -47,7 +47,7 @@ pub struct Affinity;
 #[cfg(not(target_os = "linux"))]
 impl Affinity {
     /// Returns `None`.
-    pub fn pin(_index: usize, _count: usize, _threads: usize) -> io::Result<Option<Self>> {
+    pub fn pin(_first: usize, _threads: usize, _required: usize) -> io::Result<Option<Self>> {
         Ok(None)
     }
 

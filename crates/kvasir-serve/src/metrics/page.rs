@@ -9,6 +9,7 @@ use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::engine_metrics::{DRAFT_POSITIONS, EngineMetrics};
 use crate::metrics::prometheus::{Names, TextExposition};
+use crate::metrics::transfers::transfers;
 use crate::metrics::{FINISHED, Metrics, REJECTED};
 use kvasir_engine::{ReplicaPhase, ReplicaStatus};
 
@@ -21,6 +22,7 @@ impl Metrics {
         self.gauges(&mut page, open);
         self.replica_gauges(&mut page);
         replica_processes(&mut page, replicas);
+        transfers(&mut page, replicas);
         self.counters(&mut page);
         self.per_key.expose(&mut page);
         self.histograms(&mut page);
@@ -248,6 +250,7 @@ fn replica_processes(page: &mut TextExposition, replicas: &[ReplicaStatus]) {
 mod tests {
     use super::*;
     use crate::metrics::engine_metrics::ReplicaMetrics;
+    use kvasir_engine::Role;
     use std::sync::Arc;
 
     /// The samples of a family: labels and value.
@@ -292,7 +295,8 @@ mod tests {
     fn every_metric_family_appears_once_per_naming() {
         let metrics = Metrics::default();
         for (names, prefix) in [(Names::Own, "kvasir:"), (Names::Vllm, "vllm:")] {
-            let text = metrics.page(names, "m", 3, &[ReplicaStatus::default()]);
+            let replica = ReplicaStatus { role: Role::Prefill, ..ReplicaStatus::default() };
+            let text = metrics.page(names, "m", 3, &[replica]);
             let mut families: Vec<&str> =
                 text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
             let is_alias = |family: &str| family.starts_with("vllm:");

@@ -7,6 +7,7 @@
 //! Depends on neither the queue nor the running list; `Activity` is the only input from them.
 
 pub(crate) mod admission;
+pub(crate) mod import;
 
 use crate::request::gaps::Gaps;
 use crate::request::sequence::{Sequence, SlotCopies};
