@@ -151,7 +151,7 @@ pub struct ModelDrafter<F> {
     next: Vec<Token>,
 }
 
-/// A row says whether the draft model has run the slot's token, too.
+/// A row begins with a flag: whether the draft model has run the slot's token.
 impl<F: Forward> KvRows for ModelDrafter<F> {
     fn slot_bytes(&self) -> usize {
         1 + self.model.slot_bytes()

@@ -20,7 +20,7 @@ struct Record {
     copies: Vec<SlotCopy>,
     /// Tokens of each pass.
     passes: Vec<Vec<Token>>,
-    /// Rows that were written from outside.
+    /// Imported rows.
     imported: Vec<(Slot, Vec<u8>)>,
 }
 
@@ -150,7 +150,7 @@ fn slot_copies_run_in_the_draft_pool_while_drafting_pauses() {
 }
 
 #[test]
-fn a_row_says_whether_the_draft_model_has_run_its_token() {
+fn a_row_tells_whether_the_draft_model_has_run_its_token() {
     let (model, other) = (Recorder::new(), Recorder::new());
     let (mut from, mut to) = (drafter(&model), drafter(&other));
     let mut step = step(&mut Contiguous::new(SLOTS), drafting(), &[2], 3);

@@ -1,8 +1,8 @@
 //! [`Background`]: runs a synchronous executor on a thread of its own, so that the engine schedules
 //! step n + 1 while step n runs.
 //!
-//! Steps, binds and accesses to the pool go to the thread through one queue, in order. So a step sees
-//! the sampled tokens of all earlier ones, and a row is bound only after the steps before it.
+//! Steps, binds and accesses to the pool go to the thread through one queue, in order. So a step
+//! sees the sampled tokens of all earlier ones, and a row is bound only after the steps before it.
 
 use crate::batch::PoolRow;
 use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};

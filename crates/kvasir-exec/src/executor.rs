@@ -235,13 +235,13 @@ pub trait Executor {
     fn release(&mut self, slots: &[Range<Slot>]) {
         let _ = slots;
     }
-    /// The stored form of its slots; constant over its life. The default gives no access to them.
+    /// Layout of the rows of its slots; constant. The default gives no access to them.
     fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
-        Err(NoKvAccess("this backend gives no access to its pool"))
+        Err(NoKvAccess("the backend gives no access to its KV pool"))
     }
     /// Runs `access` after the steps that were waited for, and before all that are submitted later.
-    /// Steps in flight may run before or after it, so they must neither write a slot that it reads nor
-    /// name one that it writes. Drops it if there is no [layout](Executor::kv_layout).
+    /// Steps in flight may run before or after it, so they must neither write slots that it reads
+    /// nor use slots that it writes. Drops it if there is no [layout](Executor::kv_layout).
     fn access_kv(&mut self, access: KvAccess) {
         drop(access);
     }

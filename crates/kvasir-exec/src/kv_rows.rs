@@ -1,16 +1,17 @@
-//! Access to the K and V of slots in their stored form, to move them between pools of equal layout.
+//! Access to the K/V rows of slots in their stored form, for transfer between pools of equal
+//! layout.
 //!
-//! A row is opaque to all but its executor: the K and V of one slot in all layers, and what a draft
-//! model keeps beside them.
+//! A row is K and V of one slot in all layers, followed by those of a draft model. Only its
+//! executor knows the bytes.
 
 use kvasir_kv::Slot;
 use std::fmt;
 
-/// The stored form of slots. Rows fit every pool with an equal layout.
+/// Layout of the rows of slots. Rows can be written to every pool with an equal layout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KvLayout {
-    /// Describes the backend, the storage types and the shapes.
-    pub form: String,
+    /// Names the backend, the storage types and the shapes.
+    pub format: String,
     /// Bytes of a slot's row.
     pub slot_bytes: usize,
 }
@@ -25,7 +26,7 @@ pub trait KvRows {
     fn write(&mut self, slot: Slot, from: &[u8]);
 }
 
-/// A function that reads or writes rows; see [`Executor::access_kv`](crate::Executor::access_kv).
+/// Reads or writes rows; see [`Executor::access_kv`](crate::Executor::access_kv).
 pub type KvAccess = Box<dyn FnOnce(&mut dyn KvRows) + Send>;
 
 /// Why an executor gives no access to its rows.
@@ -34,7 +35,7 @@ pub struct NoKvAccess(pub &'static str);
 
 impl fmt::Display for NoKvAccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "K and V cannot be moved: {}", self.0)
+        write!(f, "K/V transfer is impossible: {}", self.0)
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn open(descriptor: u32) -> io::Result<File> {
 
 /// Hash of a layout.
 pub(crate) fn layout_id(layout: &KvLayout) -> u64 {
-    xxh64(layout.form.as_bytes(), layout.slot_bytes as u64)
+    xxh64(layout.format.as_bytes(), layout.slot_bytes as u64)
 }
 
 fn header(layout: u64, number: u64) -> [u8; HEADER_BYTES] {

@@ -162,7 +162,7 @@ impl Executor for AnyExecutor {
             Self::Plain(executor) => executor.kv_layout(),
             Self::Ranked(executor) => executor.kv_layout(),
             Self::Background(executor) => executor.kv_layout(),
-            Self::Sim(_) => Err(NoKvAccess("a simulated device stores none")),
+            Self::Sim(_) => Err(NoKvAccess("a simulated device stores no K and V")),
         }
     }
 

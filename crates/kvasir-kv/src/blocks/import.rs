@@ -1,11 +1,10 @@
-//! Import of rows whose K and V were computed in another pool: they become rows of a sequence without
-//! a step.
+//! Import of rows whose K and V were computed in another pool, into a sequence without a step.
 //!
 //! 1. Preallocate the blocks, or fail.
 //! 2. Move them into the table; the rows count as retired.
 //!
-//! The blocks are private to the sequence, so no step in flight reads or writes them. Publishing makes
-//! the rows findable, with the checks of computed rows.
+//! The blocks are private to the sequence, so no step in flight reads or writes them. Publishing
+//! applies the checks of computed rows.
 
 use crate::blocks::BlockCache;
 use crate::blocks::index::Index;

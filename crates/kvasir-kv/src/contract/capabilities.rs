@@ -158,14 +158,14 @@ pub trait Prefix {
     /// first hole. Linear in the new blocks, or in all with a radix tree. It also refreshes the
     /// eviction order of what was published before, so call it when a sequence ends.
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError>;
-    /// Leading tokens of `seq` whose blocks are published.
+    /// Number of leading tokens of `seq` whose blocks are published.
     fn published(&self, seq: SeqId) -> Result<u32, CacheError>;
-    /// Appends rows up to length `upto` to `seq` without a step, because their K and V were computed
-    /// in another pool. The caller writes them to the slots of [`Inspect::blocks_of`] before it submits
-    /// another step; then the rows may be published. Fails with `BadClaim` unless the length was whole
-    /// blocks and below `upto`, with `InFlight` if a step in flight names the sequence, with
-    /// `Unsettled` if draft nodes are, with `Full`, and with `BadConfig` for a cache with a shared
-    /// prefix. Linear in the blocks taken.
+    /// Appends rows up to length `upto` to `seq` without a step, because their K and V were
+    /// computed in another pool. The caller must write them to the slots of [`Inspect::blocks_of`]
+    /// before it submits another step, and may publish them then. Errors: `BadClaim` if the length
+    /// is not a multiple of the block size or not below `upto`, `InFlight` if a step in flight uses
+    /// the sequence, `Unsettled` if it has draft nodes, `Full`, and `BadConfig` for a cache with a
+    /// shared prefix. Linear in the blocks taken.
     fn import(&mut self, seq: SeqId, upto: u32) -> Result<(), CacheError>;
     /// Evicts at least `slots` slots of unreferenced cached blocks, or all of them; returns how
     /// many. Linear in those. Claims evict by themselves: only recorded cases call this verb.

@@ -334,7 +334,7 @@ impl<C: Cache + ?Sized> Sequences for Prefixed<C> {
     }
 }
 
-const NO_TRANSFER: &str = "K/V cannot move between caches with a shared prefix";
+const NO_TRANSFER: &str = "K/V transfer is impossible with a shared prefix";
 
 /// The caller must pass tokens that begin with the prefix's tokens.
 impl<C: Cache + ?Sized> Prefix for Prefixed<C> {

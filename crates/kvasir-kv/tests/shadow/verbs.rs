@@ -63,8 +63,8 @@ impl<I: Index> Simulation<I> {
         self.cache.prefix().unwrap().publish(seq, &tokens, computed).unwrap();
     }
 
-    /// Imports rows into any sequence, or into one with a prefix of its prompt that is then published and
-    /// closed, as an engine does.
+    /// Imports rows into any sequence, or into one with a prefix of its prompt that is then
+    /// published and closed, as an engine does.
     pub(super) fn import(&mut self) {
         let opened = if self.rng.below(3) > 0 { self.cache.open().ok() } else { None };
         let prompt = self.prompt();
@@ -98,7 +98,7 @@ impl<I: Index> Simulation<I> {
                 for (position, (_, content)) in model.rows.range(from..) {
                     let slot = table[(position / block_size) as usize] * block_size + position % block_size;
                     let is_named = self.flights.iter().any(|flight| flight.named.contains(&slot));
-                    assert!(!is_named, "slot {slot} is imported while a step in flight names it");
+                    assert!(!is_named, "slot {slot} is imported while a step in flight uses it");
                     self.device.insert(slot, *content);
                 }
                 self.imported += more.len() as u32;

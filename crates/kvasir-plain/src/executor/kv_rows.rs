@@ -1,24 +1,26 @@
-//! Rows of the executor's pool as bytes. Behind the target's K and V of a slot come those of the draft
-//! model, whose pool mirrors the target's.
+//! Rows of the executor's pool as bytes. K and V of the draft model, whose pool mirrors the
+//! target's, follow those of the target.
 
 use crate::executor::PlainExecutor;
 use kvasir_exec::{KvLayout, KvRows, NoKvAccess};
 use kvasir_kv::Slot;
 
 impl PlainExecutor {
-    /// The layout of its rows; an error if they are spread over ranks.
+    /// The layout of its rows; an error if they are sharded over ranks.
     pub(super) fn layout_of_rows(&self) -> Result<KvLayout, NoKvAccess> {
         if self.ranks.is_some() {
-            return Err(NoKvAccess("each rank holds a part of them"));
+            return Err(NoKvAccess("each rank holds only its shard of K and V"));
         }
-        Ok(KvLayout { form: self.form(), slot_bytes: self.slot_bytes() })
+        Ok(KvLayout { format: self.kv_format(), slot_bytes: self.slot_bytes() })
     }
 
     /// Layers of the pools.
-    fn form(&self) -> String {
+    fn kv_format(&self) -> String {
         let own = format!("plain {:?}", self.compiled.program.layers);
         match &self.drafting {
-            Some(drafting) => format!("{own}, draft model: {}", drafting.drafter.model().executor.form()),
+            Some(drafting) => {
+                format!("{own}, draft model: {}", drafting.drafter.model().executor.kv_format())
+            }
             None => own,
         }
     }

@@ -1,4 +1,4 @@
-//! The slots of the toy device as rows of bytes: the value, and the prefix that it was written for.
+//! Rows of the toy device as bytes: the value of a slot and the prefix that it was computed from.
 
 use crate::toy::Toy;
 use crate::toy::shadow::Cell;

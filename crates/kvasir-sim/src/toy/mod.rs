@@ -295,7 +295,7 @@ impl Executor for Toy {
     }
 
     fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
-        Ok(KvLayout { form: "toy".into(), slot_bytes: self.slot_bytes() })
+        Ok(KvLayout { format: "toy".into(), slot_bytes: self.slot_bytes() })
     }
 
     fn access_kv(&mut self, access: KvAccess) {

@@ -54,8 +54,8 @@ impl Drafting {
     }
 
     /// Storage type and layers of its pool.
-    pub(crate) fn form(&self) -> String {
-        self.drafter.model().executor.form()
+    pub(crate) fn kv_format(&self) -> String {
+        self.drafter.model().executor.kv_format()
     }
 }
 

@@ -1,27 +1,27 @@
-//! Rows of the executor's pool in their stored form. Behind the target's K and V of a slot come those
-//! of the draft model, whose pool mirrors the target's.
+//! Rows of the executor's pool in their stored form. K and V of the draft model, whose pool mirrors
+//! the target's, follow those of the target.
 
 use crate::exec::executor::CpuExecutor;
 use kvasir_exec::{KvLayout, KvRows, NoKvAccess};
 use kvasir_kv::Slot;
 
 impl CpuExecutor {
-    /// The layout of its rows; an error if they are in ring buffers or spread over ranks.
+    /// The layout of its rows; an error if they are in ring buffers or sharded over ranks.
     pub(super) fn layout_of_rows(&self) -> Result<KvLayout, NoKvAccess> {
         if self.own.has_rings() {
-            return Err(NoKvAccess("sliding-window layers keep them in ring buffers"));
+            return Err(NoKvAccess("sliding-window layers store K and V in ring buffers"));
         }
         if self.ranks.is_some() {
-            return Err(NoKvAccess("each rank holds a part of them"));
+            return Err(NoKvAccess("each rank holds only its shard of K and V"));
         }
-        Ok(KvLayout { form: self.form(), slot_bytes: self.slot_bytes() })
+        Ok(KvLayout { format: self.kv_format(), slot_bytes: self.slot_bytes() })
     }
 
     /// Storage type and layers of the pools.
-    pub(super) fn form(&self) -> String {
+    pub(super) fn kv_format(&self) -> String {
         let own = format!("cpu {} {:?}", self.own.kind(), self.own.facts());
         match &self.drafting {
-            Some(drafting) => format!("{own}, draft model: {}", drafting.form()),
+            Some(drafting) => format!("{own}, draft model: {}", drafting.kv_format()),
             None => own,
         }
     }

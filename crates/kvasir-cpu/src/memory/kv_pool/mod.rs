@@ -195,11 +195,11 @@ impl Pool {
     }
 }
 
-/// A slot's row is the stored bytes of all layers in order: keys, values and indexer keys by head. It
-/// does not depend on where they lie.
+/// A slot's row is the stored bytes of all layers in order: keys, values and indexer keys by head.
+/// Pools of any size have the same row.
 impl Pool {
-    /// Copies the row of a slot to the front of `into`, of at least [`token_bytes`](Self::token_bytes);
-    /// returns the rest of it.
+    /// Copies the row of a slot to the front of `into`, of at least
+    /// [`token_bytes`](Self::token_bytes); returns the rest of it.
     ///
     /// # Safety
     /// No thread may write the pool during the call.
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_move_between_pools_byte_by_byte() {
+    fn rows_are_copied_between_pools_byte_for_byte() {
         let layers = [facts(false, 0), facts(true, 32), LayerFacts { kv_heads: 3, ..facts(false, 0) }];
         for kind in KvType::ALL {
             let pools = [Pool::new(&layers, kind, 600).unwrap(), Pool::new(&layers, kind, 5_000).unwrap()];
