@@ -130,11 +130,15 @@ const GROUPS: [Group; 16] = [
     Group {
         heading: "Several engines",
         common: &["dp", "replicas", "route"],
-<<<<<<< HEAD
-        rest: &["role", "kv-events", "kv-events-replay", "kv-events-topic", "load-events"],
-=======
-        rest: &["tp", "rank-control", "kv-events", "kv-events-replay", "kv-events-topic", "load-events"],
->>>>>>> ab2d7cfd (fleet: end refused step streams, and give ranks disjoint processors)
+        rest: &[
+            "tp",
+            "rank-control",
+            "role",
+            "kv-events",
+            "kv-events-replay",
+            "kv-events-topic",
+            "load-events",
+        ],
     },
     Group {
         heading: "Limits",
