@@ -36,7 +36,7 @@ fn published_and_evicted_blocks_reach_the_outbox() {
             parent: None,
             tokens: first[..32].to_vec(),
             block_size: 16,
-            salt: 0,
+            salt: 3,
         };
         assert_eq!(run(&mut engine, &first), [stored], "{kind}");
         // The second prompt needs all four blocks.

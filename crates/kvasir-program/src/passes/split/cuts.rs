@@ -146,8 +146,9 @@ mod tests {
         let (parts, kv) = cut(6, 2, 4).unwrap();
         assert_eq!(parts.iter().map(Range::len).max(), Some(2));
         assert!(kv.iter().all(|kv| kv.len() == 1));
-        // Rank 1 has two heads of each of its two KV heads.
-        assert_eq!(cut(8, 2, 3).map(|(parts, _)| parts.iter().map(Range::len).max()), Some(Some(4)));
+        // Rank 1 has one query head of each of the two KV heads.
+        let expected = (vec![0..3, 3..5, 5..8], vec![0..1, 0..2, 1..2]);
+        assert_eq!(cut(8, 2, 3), Some(expected));
         assert!(cut(4, 2, 5).is_none());
     }
 
