@@ -249,10 +249,10 @@ mod tests {
         let mut executor = RankExecutor::new(AddOne, Box::new(RecordingControl(Arc::clone(&calls))));
         assert!(matches!(run(&mut executor, IN_FLIGHT), (IN_FLIGHT, Err(StepError::Failed(_)))));
         executor.bind(PoolRow(1), SequenceSpec { final_len: 9, ..SequenceSpec::default() });
-        executor.release(&[3..5]);
+        executor.release(&[3..5, 8..9]);
         assert_eq!(run(&mut executor, 6), (6, Ok(())));
         assert_eq!(run(&mut executor, IN_FLIGHT), (IN_FLIGHT, Ok(())));
-        assert_eq!(*calls.lock().unwrap(), ["bind 1 9", "release [3..5]", "step [6]", "step [7]"]);
+        assert_eq!(*calls.lock().unwrap(), ["bind 1 9", "release [3..5, 8..9]", "step [6]", "step [7]"]);
     }
 
     #[test]

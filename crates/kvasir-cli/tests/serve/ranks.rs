@@ -70,6 +70,8 @@ fn replicas_share_the_packed_weights_of_each_rank() {
     let fleet = Fleet { server: Server::of_model(converted("ranks-packed", "q8_0"), &options, &[]) };
     answer_all(&fleet.server, &requests, |_| {});
     for processes in [fleet.processes(), ranks(&fleet)] {
+        let command = fs::read_to_string(format!("/proc/{}/cmdline", processes[0])).unwrap();
+        assert!(command.split('\0').any(|argument| argument == "--packed-weights"), "{command}");
         let [first, second] = [0, 1].map(|n| shared_weights(processes[n]));
         assert_eq!(first.0, second.0, "one file");
         let (resident, proportional) = (first.1 + second.1, first.2 + second.2);

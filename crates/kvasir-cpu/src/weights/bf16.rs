@@ -14,7 +14,7 @@ use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
 use crate::weights::packed_file::MatrixId;
 use crate::weights::panels::{
-    EncodedPanel, EncodedRows, PanelLayout, PanelReader, PanelScratch, Panels, RowScratch,
+    EncodedPanel, EncodedRows, PanelLayout, PanelReader, PanelScratch, Panels, RowScratch, WriteRow,
     next_panel_distance,
 };
 use kvasir_formats::{DType, Error, encoding};
@@ -144,7 +144,7 @@ impl Bf16Panels {
         threads: &ThreadPool,
         (outputs, inputs): (usize, usize),
         id: Option<MatrixId>,
-        row: &(dyn Fn(usize, &mut [f32]) -> Result<(), Error> + Sync),
+        row: &WriteRow<'_>,
     ) -> Result<Self, Error> {
         let kind = Bf16Layout { stored: None, is_f16: false, steps: inputs.div_ceil(STEP) };
         let isa = Isa::detect();

@@ -21,7 +21,7 @@ use crate::weights::f32::width::Width;
 use crate::weights::f32::{PART, fp8, mxfp4};
 use crate::weights::linear::{Linear, Packed};
 use crate::weights::packed_file::{MatrixId, PackedFile};
-use crate::weights::panels::{EncodedRows, RowBytes, out_of_memory};
+use crate::weights::panels::{EncodedRows, RowBytes, WriteRow, out_of_memory};
 use crate::weights::precision::Precision;
 use crate::weights::quant::panels::QuantPanels;
 use crate::weights::source::{Scaled, Source};
@@ -270,12 +270,7 @@ impl<'a> Packer<'a> {
 
     /// Packs the rows that `row` writes: in f32 arithmetic at the given width, or as bf16 if there
     /// is none.
-    fn pack(
-        &self,
-        wide: Option<Width>,
-        m: &Matrix,
-        row: &(dyn Fn(usize, &mut [f32]) -> Result<(), Error> + Sync),
-    ) -> Result<Packed, Error> {
+    fn pack(&self, wide: Option<Width>, m: &Matrix, row: &WriteRow<'_>) -> Result<Packed, Error> {
         let (size, id) = ((m.outputs, m.inputs), self.matrix_id(m));
         match wide {
             Some(width) => F32Panels::numbers(self.threads, size, width, id, row).map(Packed::F32),

@@ -28,6 +28,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// Maps a row index to the row's stored bytes.
 pub(crate) type RowBytes<'a> = dyn Fn(usize) -> &'a [u8] + Sync + 'a;
 
+/// Writes the values of row `n` of a matrix to a slice of its length.
+pub(crate) type WriteRow<'a> = dyn Fn(usize, &mut [f32]) -> Result<(), Error> + Sync + 'a;
+
 /// The stored rows of a panel; empty slices past the last row of the matrix.
 pub(crate) type EncodedPanel<'a> = [&'a [u8]; LANES];
 

@@ -171,10 +171,9 @@ impl RankProcess {
                         Ok(pending) => executor.wait(pending),
                         Err(Refused { step, error }) => (step, Err(error)),
                     };
-                    match self.member.finish_step(result) {
-                        Err(error @ StepError::Lost(_)) => return Err(RankError::Step(error)),
-                        // `Failed`: rank 0 has aborted the step, or aborts it now.
-                        Ok(()) | Err(_) => {}
+                    // After another error, rank 0 has aborted the step, or aborts it now.
+                    if let Err(error @ StepError::Lost(_)) = self.member.finish_step(result) {
+                        return Err(RankError::Step(error));
                     }
                 }
                 _ => {

@@ -6,7 +6,7 @@ use crate::threads::pool::ThreadPool;
 use crate::weights::f32::PART;
 use crate::weights::f32::width::{Width, encode_row};
 use crate::weights::packed_file::MatrixId;
-use crate::weights::panels::{PanelLayout, Panels};
+use crate::weights::panels::{PanelLayout, Panels, WriteRow};
 use kvasir_formats::Error;
 
 /// Panel layout: parts of [`PART`] inputs x 16 outputs, in the stored width.
@@ -33,7 +33,7 @@ impl F32Panels {
         size: (usize, usize),
         width: Width,
         id: Option<MatrixId>,
-        row: &(dyn Fn(usize, &mut [f32]) -> Result<(), Error> + Sync),
+        row: &WriteRow<'_>,
     ) -> Result<Self, Error> {
         let isa = Isa::detect();
         Self::codes(threads, size, width, id, |n, lane, panel, values| {
