@@ -344,6 +344,20 @@ fn a_request_too_large_for_a_message_ends() {
     assert_eq!((front.load(0), front.load(1)), ((0, 0), (0, 0)));
 }
 
+/// The watchdog must not kill a worker that only waits for the prefill of its requests.
+#[test]
+fn a_charged_target_is_not_counted_as_running() {
+    let roles = vec![Role::Prefill, Role::Decode];
+    let mut front = Front::new(RoleRouter::new(RouterConfig::new(Route::LeastRequests), roles), 2);
+    (0..2).for_each(|replica| front.worker_ready(replica));
+    assert_eq!(place(&mut front, 1, 10), 0);
+    assert_eq!([front.load(0).0, front.load(1).0], [1, 1]);
+    assert_eq!([front.run_count(0), front.run_count(1)], [1, 0]);
+    front.abort_all(5);
+    assert_eq!([front.load(0).0, front.load(1).0], [0, 0]);
+    assert_eq!([front.run_count(0), front.run_count(1)], [0, 0]);
+}
+
 #[test]
 fn a_fork_releases_its_targets_on_other_workers() {
     let mut front = front_of_two();
