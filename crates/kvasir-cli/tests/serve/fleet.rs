@@ -106,10 +106,9 @@ pub(super) fn is_running(process: u64) -> bool {
 /// Number of answers that are streamed at the same time.
 const STREAMS: usize = 32;
 
-/// Number of workers that a test kills. To kill 100:
-/// `KVASIR_KILLS=100 cargo test --release -p kvasir-cli --test serve fleet`.
+/// Number of workers that a test kills at least; `tools/nightly kills` sets 100.
 pub(super) fn kill_count() -> u32 {
-    std::env::var("KVASIR_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(8)
+    std::env::var("KVASIR_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3)
 }
 
 /// Request number `number`. Even numbers complete a text, odd ones answer a chat. They are greedy,
