@@ -207,11 +207,6 @@ impl<F: Forward> ModelDrafter<F> {
         &self.model
     }
 
-    /// The draft model's program on its backend.
-    pub fn model_mut(&mut self) -> &mut F {
-        &mut self.model
-    }
-
     /// A sequence was bound to a row.
     pub fn bind(&mut self, row: PoolRow, final_len: u32) {
         self.model.bind(row, final_len);

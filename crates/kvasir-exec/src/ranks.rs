@@ -38,7 +38,7 @@ pub trait Ranks: Send + Sync {
     }
 }
 
-/// The target and the draft model of one rank share its collectives.
+/// The executor of a rank and its [`RankControl`](crate::RankControl) share the collectives.
 impl<R: Ranks + ?Sized> Ranks for Arc<R> {
     fn count(&self) -> usize {
         (**self).count()

@@ -21,7 +21,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Model::for_rank`] shards the programs for tensor-parallel ranks.
+//! [`Program::for_rank`] shards a program for tensor-parallel ranks.
 //!
 //! In reading order: `ir` (ops, values, weights, ropes, layers), `builder` (configs and shapes in,
 //! ops out), `blocks`, `gguf` (the other spelling), `arch`, `passes` (over a finished program),

@@ -9,7 +9,6 @@ use crate::builder::config::Config;
 use crate::builder::source::Source;
 use crate::error::{ProgramError, Result};
 use crate::ir::program::{Program, Purpose};
-use crate::passes::split::error::SplitError;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
@@ -56,13 +55,6 @@ impl Model {
         let model = Self { target, predictions };
         model.check_unused(source)?;
         Ok(model)
-    }
-
-    /// Shards the target and the MTP layers for one of `ranks` ranks; see [`Program::for_rank`].
-    pub fn for_rank(&self, rank: usize, ranks: usize) -> std::result::Result<Self, SplitError> {
-        let part = |program: &Program| program.for_rank(rank, ranks);
-        let predictions = self.predictions.iter().map(part).collect::<std::result::Result<_, _>>()?;
-        Ok(Self { target: part(&self.target)?, predictions })
     }
 
     /// The target's program, then those of the MTP layers.

@@ -75,18 +75,19 @@ fn experts_are_divided_and_scarce_kv_heads_are_replicated() {
 #[test]
 fn latent_rows_are_replicated_and_branches_share_an_all_reduce() {
     let model = Model::build(&Source::of_config(deepseek_v3())).unwrap();
-    let part = model.for_rank(3, 8).unwrap();
-    assert_eq!(part.target.kv_width(), model.target.kv_width());
-    assert_eq!(all_reduces(&part.target), 2 * 61, "experts and shared experts are summed together");
-    assert_eq!(part.predictions.len(), 1);
-    assert_eq!(all_reduces(&part.predictions[0]), 2);
-    let heads = part.target.ops.iter().find_map(|op| match op {
+    let part: Vec<Program> = model.programs().map(|program| program.for_rank(3, 8).unwrap()).collect();
+    let (target, predictions) = (&part[0], &part[1..]);
+    assert_eq!(target.kv_width(), model.target.kv_width());
+    assert_eq!(all_reduces(target), 2 * 61, "experts and shared experts are summed together");
+    assert_eq!(predictions.len(), 1);
+    assert_eq!(all_reduces(&predictions[0]), 2);
+    let heads = target.ops.iter().find_map(|op| match op {
         Op::GroupLinear { matrices, .. } => Some(matrices.count),
         _ => None,
     });
     assert_eq!(heads, Some(16));
     // 1/8 of experts and heads, and all replicated weights, which are few.
-    assert!(elements(&part.target) < elements(&model.target) / 7);
+    assert!(elements(target) < elements(&model.target) / 7);
 }
 
 #[test]

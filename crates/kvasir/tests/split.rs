@@ -214,7 +214,7 @@ fn shards_of_gguf_files_match_the_unsharded_model() {
 fn too_few_blocks_for_the_ranks_name_the_tensor() {
     let refused = |name: &str, ranks: usize| {
         let model = Model::build(&gguf(name, "q8_0", &[]).source()).unwrap();
-        match model.for_rank(0, ranks) {
+        match model.target.for_rank(0, ranks) {
             Err(SplitError::Blocks { tensor, columns, block, .. }) => (tensor, columns, block),
             other => panic!("{name}: {other:?}"),
         }
@@ -447,23 +447,24 @@ fn shards_add_up_to_the_unsharded_weights_and_cache() {
         let checkpoint = Checkpoint::open(&model(&name)).unwrap();
         let model = Model::build(&checkpoint.source()).unwrap();
         let whole = checkpoint.bytes_read(model.programs());
-        let parts: Vec<Model> = (0..2).map(|rank| model.for_rank(rank, 2).unwrap()).collect();
-        let bytes: Vec<u64> = parts.iter().map(|part| checkpoint.bytes_read(part.programs())).collect();
+        let part = |rank| model.programs().map(|program| program.for_rank(rank, 2).unwrap()).collect();
+        let parts: [Vec<Program>; 2] = [part(0), part(1)];
+        let bytes: Vec<u64> = parts.iter().map(|part| checkpoint.bytes_read(part)).collect();
         // Norms, routers, the embedding and latent projections are replicated.
         let read = |program: &Program, name: &str| {
             let at = program.weights.iter().position(|weight| weight.name == name);
             at.map_or(0, |at| program.elements_read()[at])
         };
         let on_both = |name: &str| {
-            let sum: usize = parts.iter().map(|part| read(&part.target, name)).sum();
+            let sum: usize = parts.iter().map(|part| read(&part[0], name)).sum();
             sum.checked_sub(read(&model.target, name)).unwrap_or_else(|| panic!("{name} is not read"))
         };
         let both: usize = model.target.weights.iter().map(|weight| on_both(&weight.name)).sum();
         assert!(bytes.iter().all(|bytes| *bytes < whole), "{name}: {bytes:?} of {whole}");
-        let sums: usize = parts.iter().map(|part| part.target.elements_read().iter().sum::<usize>()).sum();
+        let sums: usize = parts.iter().map(|part| part[0].elements_read().iter().sum::<usize>()).sum();
         let all: usize = model.target.elements_read().iter().sum();
         assert_eq!(sums, all + both, "{name}: every element is on a rank");
-        let kv: usize = parts.iter().map(|part| part.target.kv_width()).sum();
+        let kv: usize = parts.iter().map(|part| part[0].kv_width()).sum();
         assert!(kv >= model.target.kv_width(), "{name}");
         if model.target.layers.iter().all(|layer| layer.kv_heads % 2 == 0) {
             assert_eq!(kv, model.target.kv_width(), "{name}");

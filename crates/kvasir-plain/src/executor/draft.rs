@@ -3,7 +3,7 @@
 use crate::executor::{Limits, PlainExecutor};
 use crate::model::{Pass, PlainModel};
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
-use kvasir_exec::{Executor, KvRows, PoolRow, Ranks, SequenceSpec, Step, StepError};
+use kvasir_exec::{Executor, KvRows, PoolRow, SequenceSpec, Step, StepError};
 use kvasir_kv::{Lowering, Slot, SlotCopy};
 use kvasir_program::Tap;
 use std::sync::Arc;
@@ -57,13 +57,6 @@ impl Drafting {
         let program = DraftProgram { executor, state, lowering: Lowering::default(), pass: Pass::default() };
         let drafter = ModelDrafter::new(program, kind, shape, limits.slots);
         Some(Self { drafter, from })
-    }
-
-    /// Makes its executor one rank of a tensor-parallel group, as [`PlainExecutor::among`] does.
-    /// Not needed for an unsharded draft program.
-    pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        self.drafter.model_mut().executor.set_ranks(ranks)?;
-        Ok(self)
     }
 }
 

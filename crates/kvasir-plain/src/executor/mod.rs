@@ -85,14 +85,9 @@ impl PlainExecutor {
     /// Makes it one rank of a tensor-parallel group; fails if the program is sharded for another
     /// number of ranks.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        self.set_ranks(ranks)?;
-        Ok(self)
-    }
-
-    pub(crate) fn set_ranks(&mut self, ranks: impl Ranks + 'static) -> Result<(), String> {
         self.compiled.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
-        Ok(())
+        Ok(self)
     }
 
     /// The program it runs.

@@ -369,10 +369,10 @@ macro_rules! operands {
     };
 }
 
-impl Op {
-    /// The value it makes.
-    pub fn out(&self) -> ValueId {
-        match self {
+/// The id of an op's result, as a reference like the op's.
+macro_rules! result {
+    ($op:ident) => {
+        match $op {
             Self::Embed { out, .. }
             | Self::Hidden { out }
             | Self::Norm { out, .. }
@@ -389,31 +389,20 @@ impl Op {
             | Self::Mixture { out, .. }
             | Self::Collect { out, .. }
             | Self::Gather { out, .. }
-            | Self::Head { out, .. } => *out,
+            | Self::Head { out, .. } => out,
         }
+    };
+}
+
+impl Op {
+    /// The value it makes.
+    pub fn out(&self) -> ValueId {
+        *result!(self)
     }
 
     /// Changes the id of its result.
     pub(crate) fn set_out(&mut self, to: ValueId) {
-        match self {
-            Self::Embed { out, .. }
-            | Self::Hidden { out }
-            | Self::Norm { out, .. }
-            | Self::Linear { out, .. }
-            | Self::GroupLinear { out, .. }
-            | Self::Slice { out, .. }
-            | Self::Concat { out, .. }
-            | Self::Rotary { out, .. }
-            | Self::SelectKeys { out, .. }
-            | Self::UpdateAndAttend { out, .. }
-            | Self::Gate { out, .. }
-            | Self::Add { out, .. }
-            | Self::Route { out, .. }
-            | Self::Mixture { out, .. }
-            | Self::Collect { out, .. }
-            | Self::Gather { out, .. }
-            | Self::Head { out, .. } => *out = to,
-        }
+        *result!(self) = to;
     }
 
     /// Whether each row of the result follows from the same row of the operands alone, whatever

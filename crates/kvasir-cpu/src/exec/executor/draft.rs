@@ -3,7 +3,7 @@
 use crate::exec::executor::{CpuExecutor, Limits};
 use crate::exec::model::CpuModel;
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
-use kvasir_exec::{Executor, KvRows, PoolRow, Ranks, SequenceSpec, Step, StepError};
+use kvasir_exec::{Executor, KvRows, PoolRow, SequenceSpec, Step, StepError};
 use kvasir_kv::{Slot, SlotCopy};
 use kvasir_program::Tap;
 use std::io;
@@ -44,13 +44,6 @@ impl Drafting {
         };
         let program = DraftProgram { executor: CpuExecutor::new(model, own)?, state };
         Ok(Self { drafter: ModelDrafter::new(program, kind, shape, limits.slots), from })
-    }
-
-    /// Makes its executor one rank of a tensor-parallel group, as [`CpuExecutor::among`] does. Not
-    /// needed for an unsharded draft program.
-    pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        self.drafter.model_mut().executor.set_ranks(ranks)?;
-        Ok(self)
     }
 
     /// Storage type and layers of its pool.

@@ -115,14 +115,9 @@ impl CpuExecutor {
     /// Makes it one rank of a tensor-parallel group. Fails if the model's program was not split for
     /// that many ranks.
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
-        self.set_ranks(ranks)?;
-        Ok(self)
-    }
-
-    pub(crate) fn set_ranks(&mut self, ranks: impl Ranks + 'static) -> Result<(), String> {
         self.model.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
-        Ok(())
+        Ok(self)
     }
 
     /// The program that it runs.

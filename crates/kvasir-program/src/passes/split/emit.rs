@@ -1,8 +1,8 @@
 //! Emits the program of one rank, or that of all ranks in one process, from a [`ShardingPlan`].
 //!
 //! - One rank: its shards, with a `Collect` op where a value must be complete.
-//! - All ranks: every rank's shards in turn, with partial rows added in rank order. The results
-//!   equal those of the ranks bit for bit.
+//! - All ranks: the shards of rank 0, then those of rank 1, and so on. Partial rows are added in
+//!   rank order, so the results equal those of the ranks bit for bit.
 //!
 //! Replicated values are computed once in both.
 

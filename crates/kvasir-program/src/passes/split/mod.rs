@@ -45,8 +45,8 @@ impl Program {
         self.split(ranks, rank..rank + 1)
     }
 
-    /// A program for one process whose results equal those of `ranks` ranks bit for bit. It
-    /// computes all shards in turn and adds partial rows in rank order.
+    /// A program for one process that computes the shards of all `ranks` ranks and adds partial
+    /// rows in rank order. Its results equal those of the ranks bit for bit.
     ///
     /// Needs the memory of the complete model. For tests: sharding may change the order of sums
     /// only.

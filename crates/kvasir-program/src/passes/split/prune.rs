@@ -29,15 +29,18 @@ pub(crate) fn prune(program: &mut Program) {
     remove_unused_weights(program);
 }
 
-fn renumber_values(program: &mut Program, live: &[bool]) {
+/// The new id of each kept item, if items that are not kept are removed.
+fn dense_ids(is_kept: &[bool]) -> Vec<u32> {
     let mut next = 0;
-    let new: Vec<u32> = live
-        .iter()
-        .map(|live| {
-            next += u32::from(*live);
-            next.saturating_sub(1)
-        })
-        .collect();
+    let number = |is_kept: &bool| {
+        next += u32::from(*is_kept);
+        next.saturating_sub(1)
+    };
+    is_kept.iter().map(number).collect()
+}
+
+fn renumber_values(program: &mut Program, live: &[bool]) {
+    let new = dense_ids(live);
     let renumber = |value: ValueId| ValueId(new[value.0 as usize]);
     for op in &mut program.ops {
         let out = renumber(op.out());
@@ -51,8 +54,8 @@ fn renumber_values(program: &mut Program, live: &[bool]) {
 
 fn remove_unused_weights(program: &mut Program) {
     let mut used = vec![false; program.weights.len()];
-    for op in &program.ops {
-        weights_of(op, &mut |first, last| used[first.0 as usize..=last.0 as usize].fill(true));
+    for op in &mut program.ops {
+        visit_weights(op, &mut |first, last| used[first.0 as usize..=last.0 as usize].fill(true));
     }
     for id in (0..program.weights.len()).rev() {
         if used[id]
@@ -61,17 +64,10 @@ fn remove_unused_weights(program: &mut Program) {
             used[tie.0 as usize] = true;
         }
     }
-    let mut next = 0;
-    let new: Vec<u32> = used
-        .iter()
-        .map(|used| {
-            next += u32::from(*used);
-            next.saturating_sub(1)
-        })
-        .collect();
+    let new = dense_ids(&used);
     let renumber = |id: &mut WeightId| *id = WeightId(new[id.0 as usize]);
     for op in &mut program.ops {
-        renumber_weights(op, &renumber);
+        visit_weights(op, &mut |first, _| renumber(first));
     }
     for weight in &mut program.weights {
         weight.tie.iter_mut().for_each(renumber);
@@ -80,31 +76,38 @@ fn remove_unused_weights(program: &mut Program) {
     program.weights.retain(|_| used.next().copied().unwrap_or(false));
 }
 
-/// Calls `take` with the inclusive ranges of weight ids that an op names. Ids of a family's
-/// matrices are strided; the ids between them are kept, too, so that the stride stays valid.
-fn weights_of(op: &Op, take: &mut dyn FnMut(WeightId, WeightId)) {
-    let mut matrix = |first: &Matrix, last: &Matrix| {
-        take(first.weight, last.weight);
-        if let (Some(first), Some(last)) = (&first.bias, &last.bias) {
-            take(first.weight, last.weight);
+/// Calls `visit` with each weight id that an op stores, and the last id that it stands for. That is
+/// another one for a family of matrices: their ids are strided, and the ids between them are kept,
+/// too, so that the stride stays valid.
+fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
+    let mut matrix = |first: &mut Matrix, last: Matrix| {
+        visit(&mut first.weight, last.weight);
+        if let (Some(first), Some(last)) = (&mut first.bias, last.bias) {
+            visit(&mut first.weight, last.weight);
         }
     };
-    let mut family = |of: &Matrices| matrix(&of.first, &of.nth(of.count.saturating_sub(1)));
+    let mut family = |of: &mut Matrices| {
+        let last = of.nth(of.count.saturating_sub(1));
+        matrix(&mut of.first, last);
+    };
     match op {
-        Op::Linear { matrix: m, .. } | Op::Head { matrix: m, .. } => matrix(m, m),
+        Op::Linear { matrix: m, .. } | Op::Head { matrix: m, .. } => {
+            let last = *m;
+            matrix(m, last);
+        }
         Op::GroupLinear { matrices, .. } => family(matrices),
         Op::Mixture { experts, .. } => {
-            [&experts.gate, &experts.up, &experts.down].into_iter().for_each(family)
+            [&mut experts.gate, &mut experts.up, &mut experts.down].into_iter().for_each(family);
         }
-        Op::Embed { table, .. } => take(*table, *table),
+        Op::Embed { table, .. } => visit_one(table, visit),
         Op::Norm { weight, bias, .. } => {
-            take(*weight, *weight);
-            bias.iter().for_each(|bias| take(*bias, *bias));
+            visit_one(weight, visit);
+            bias.iter_mut().for_each(|bias| visit_one(bias, visit));
         }
         Op::UpdateAndAttend { sinks, .. } => {
-            sinks.iter().for_each(|Vector { weight, .. }| take(*weight, *weight));
+            sinks.iter_mut().for_each(|Vector { weight, .. }| visit_one(weight, visit));
         }
-        Op::Route { routing, .. } => routing.correction.iter().for_each(|id| take(*id, *id)),
+        Op::Route { routing, .. } => routing.correction.iter_mut().for_each(|id| visit_one(id, visit)),
         Op::Hidden { .. }
         | Op::Slice { .. }
         | Op::Concat { .. }
@@ -117,35 +120,7 @@ fn weights_of(op: &Op, take: &mut dyn FnMut(WeightId, WeightId)) {
     }
 }
 
-/// Renumbers the weights that an op names.
-fn renumber_weights(op: &mut Op, renumber: &dyn Fn(&mut WeightId)) {
-    let matrix = |matrix: &mut Matrix| {
-        renumber(&mut matrix.weight);
-        matrix.bias.iter_mut().for_each(|bias| renumber(&mut bias.weight));
-    };
-    match op {
-        Op::Linear { matrix: m, .. } | Op::Head { matrix: m, .. } => matrix(m),
-        Op::GroupLinear { matrices, .. } => matrix(&mut matrices.first),
-        Op::Mixture { experts, .. } => {
-            [&mut experts.gate, &mut experts.up, &mut experts.down]
-                .into_iter()
-                .for_each(|family| matrix(&mut family.first));
-        }
-        Op::Embed { table, .. } => renumber(table),
-        Op::Norm { weight, bias, .. } => {
-            renumber(weight);
-            bias.iter_mut().for_each(renumber);
-        }
-        Op::UpdateAndAttend { sinks, .. } => sinks.iter_mut().for_each(|sinks| renumber(&mut sinks.weight)),
-        Op::Route { routing, .. } => routing.correction.iter_mut().for_each(renumber),
-        Op::Hidden { .. }
-        | Op::Slice { .. }
-        | Op::Concat { .. }
-        | Op::Rotary { .. }
-        | Op::SelectKeys { .. }
-        | Op::Gate { .. }
-        | Op::Add { .. }
-        | Op::Collect { .. }
-        | Op::Gather { .. } => {}
-    }
+fn visit_one(id: &mut WeightId, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
+    let last = *id;
+    visit(id, last);
 }
