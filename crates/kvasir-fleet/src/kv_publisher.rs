@@ -12,6 +12,7 @@
 
 use crate::kv_replay::{Payload, ReplayBuffer};
 use crate::kv_wire::encode_batch;
+use crate::publisher_thread::{CloseReason, Publishing, run};
 use crate::rank_port::bind_rank;
 use bytes::Bytes;
 use kvasir_engine::{Exit, Message, Outbox, Serving};
@@ -34,8 +35,6 @@ use zeromq::{PubSocket, RouterSocket, Socket, SocketSend, ZmqError, ZmqMessage};
 const MAX_QUEUED: usize = 4096;
 /// Time that subscribers have to read a burst beyond the limit.
 const BURST_TIME: Duration = Duration::from_millis(200);
-/// Pause before sockets are opened again after a failure.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Configuration of a publisher.
 pub struct KvPublisherConfig {
@@ -125,7 +124,7 @@ impl KvPublisher {
         }
         let (batches, queued) = mpsc::channel(MAX_QUEUED);
         let in_memory = Arc::<AtomicUsize>::default();
-        let publishing = Publishing {
+        let publishing = KvEvents {
             streams,
             topic: Bytes::from(topic.clone()),
             unread_bytes: config.unread_bytes,
@@ -133,7 +132,7 @@ impl KvPublisher {
             queued,
             on_warning: config.on_warning,
         };
-        let started = thread::Builder::new().name("kv-events".into()).spawn(move || publishing.run());
+        let started = thread::Builder::new().name("kv-events".into()).spawn(move || run(publishing));
         let error = |error| KvPublisherError { is_replay: false, address: config.address, error };
         started.map_err(error)?;
         let has_lost = vec![false; config.ranks as usize];
@@ -182,16 +181,8 @@ struct Stream {
     next: u64,
 }
 
-/// Why the sockets are closed.
-enum Closed {
-    /// There is no handle any more.
-    Ended,
-    /// Subscribers do not read.
-    Unread,
-}
-
-/// The publisher's thread.
-struct Publishing {
+/// The state of the thread.
+struct KvEvents {
     streams: Vec<Stream>,
     topic: Bytes,
     unread_bytes: usize,
@@ -200,32 +191,18 @@ struct Publishing {
     on_warning: Box<dyn Fn(&str) + Send>,
 }
 
-impl Publishing {
-    fn run(mut self) {
-        loop {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let closed = runtime.map_err(ZmqError::from).and_then(|runtime| {
-                // The end of the runtime drops the tasks that wait for subscribers, with their queues.
-                runtime.block_on(self.serve())
-            });
-            match closed {
-                Ok(Closed::Ended) => return,
-                Ok(Closed::Unread) => {
-                    (self.on_warning)("KV events: a subscriber does not read; all of them are disconnected");
-                }
-                Err(error) => {
-                    (self.on_warning)(&format!("KV events: {error}"));
-                    thread::sleep(RETRY_AFTER);
-                    if self.queued.is_closed() {
-                        return;
-                    }
-                }
-            }
-        }
+impl Publishing for KvEvents {
+    const NAME: &'static str = "KV events";
+
+    fn has_ended(&mut self) -> bool {
+        self.queued.is_closed()
     }
 
-    /// Publishes until the sockets must be closed.
-    async fn serve(&mut self) -> Result<Closed, ZmqError> {
+    fn warn(&self, warning: &str) {
+        (self.on_warning)(warning);
+    }
+
+    async fn serve(&mut self) -> Result<CloseReason, ZmqError> {
         let mut sockets = Vec::with_capacity(self.streams.len());
         for stream in &self.streams {
             let mut socket = PubSocket::new();
@@ -258,15 +235,17 @@ impl Publishing {
                 let begin = Instant::now();
                 while self.unread() > self.unread_bytes {
                     if begin.elapsed() > BURST_TIME {
-                        return Ok(Closed::Unread);
+                        return Ok(CloseReason::Unread);
                     }
                     sleep(Duration::from_millis(1)).await;
                 }
             }
         }
-        Ok(Closed::Ended)
+        Ok(CloseReason::Ended)
     }
+}
 
+impl KvEvents {
     /// Bytes that wait for subscribers, beyond those that are kept for replays.
     fn unread(&self) -> usize {
         let kept: usize = self

@@ -41,6 +41,7 @@ mod monotonic;
 mod open_request;
 mod order;
 mod oversized;
+mod publisher_thread;
 mod rank_port;
 mod ranks;
 mod replica;

@@ -9,6 +9,7 @@
 //! wait for subscribers, all sockets are closed and opened again.
 
 use crate::kv_replay::Payload;
+use crate::publisher_thread::{CloseReason, Publishing, run};
 use crate::rank_port::bind_rank;
 use bytes::Bytes;
 use kvasir_engine::RankLoad;
@@ -36,8 +37,6 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Maximum number of bytes that wait for subscribers.
 const UNREAD_BYTES: usize = 1 << 20;
-/// Pause before sockets are opened again after a failure.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// An address that a publisher of loads cannot listen on.
 #[derive(Debug)]
@@ -92,9 +91,8 @@ impl BoundLoadPublisher {
         let (handle, handle_dropped) = oneshot::channel();
         let ranks =
             self.listeners.into_iter().map(|listener| Rank { listener, next: 0, sent: None }).collect();
-        let publishing =
-            Publishing { ranks, sample_loads, in_memory: Arc::default(), handle_dropped, on_warning };
-        thread::Builder::new().name("loads".into()).spawn(move || publishing.run())?;
+        let publishing = Loads { ranks, sample_loads, in_memory: Arc::default(), handle_dropped, on_warning };
+        thread::Builder::new().name("loads".into()).spawn(move || run(publishing))?;
         Ok(LoadPublisher { _handle: handle })
     }
 }
@@ -111,16 +109,8 @@ struct Rank {
     sent: Option<(RankLoad, Instant)>,
 }
 
-/// Reason for closing all sockets.
-enum CloseReason {
-    /// The handle was dropped.
-    Ended,
-    /// More than `UNREAD_BYTES` wait for subscribers.
-    Unread,
-}
-
-/// The publisher's thread.
-struct Publishing {
+/// The state of the thread.
+struct Loads {
     ranks: Vec<Rank>,
     sample_loads: SampleLoads,
     in_memory: Arc<AtomicUsize>,
@@ -128,28 +118,17 @@ struct Publishing {
     on_warning: Box<dyn Fn(&str) + Send>,
 }
 
-impl Publishing {
-    fn run(mut self) {
-        loop {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let closed = runtime.map_err(ZmqError::from).and_then(|runtime| {
-                // The end of the runtime drops the tasks that wait for subscribers, with their queues.
-                runtime.block_on(self.serve())
-            });
-            match closed {
-                Ok(CloseReason::Ended) => return,
-                Ok(CloseReason::Unread) => {
-                    (self.on_warning)("loads: a subscriber does not read; all of them are disconnected");
-                }
-                Err(error) => {
-                    (self.on_warning)(&format!("loads: {error}"));
-                    thread::sleep(RETRY_AFTER);
-                }
-            }
-        }
+impl Publishing for Loads {
+    const NAME: &'static str = "loads";
+
+    fn has_ended(&mut self) -> bool {
+        !matches!(self.handle_dropped.try_recv(), Err(TryRecvError::Empty))
     }
 
-    /// Publishes until the sockets must be closed.
+    fn warn(&self, warning: &str) {
+        (self.on_warning)(warning);
+    }
+
     async fn serve(&mut self) -> Result<CloseReason, ZmqError> {
         let mut sockets = Vec::with_capacity(self.ranks.len());
         for rank in &self.ranks {
@@ -157,7 +136,7 @@ impl Publishing {
             socket.bind_listener(rank.listener.try_clone()?).await?;
             sockets.push(socket);
         }
-        while matches!(self.handle_dropped.try_recv(), Err(TryRecvError::Empty)) {
+        while !self.has_ended() {
             for load in (self.sample_loads)() {
                 let (Some(rank), Some(socket)) = (self.ranks.get_mut(load.rank), sockets.get_mut(load.rank))
                 else {
