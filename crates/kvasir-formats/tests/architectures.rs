@@ -7,6 +7,7 @@ use kvasir_formats::{
     gguf::{Gguf, Value, Writer},
 };
 use kvasir_program::{Architecture, Model, Program};
+use kvasir_testkit::paths::scratch;
 use serde_json::Value as Json;
 use std::{
     collections::BTreeMap,
@@ -21,22 +22,6 @@ const BEYOND_KEYS: &[(&str, &str)] = &[
     ("qwen2_swa", "windows"),
     ("qwen3_yarn_swa", "windows"),
 ];
-
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("kvasir-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        Self(dir)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// The test checkpoints by architecture.
 fn cases() -> BTreeMap<&'static str, Vec<PathBuf>> {
@@ -71,14 +56,14 @@ fn as_others_write_it(from: &Path, to: &Path) {
 fn difference(a: &Program, b: &Program) -> Option<String> {
     let close = |a: f32, b: f32| (a - b).abs() <= 1e-5 * a.abs().max(b.abs());
     if let Some((a, b)) = a.ops.iter().zip(&b.ops).find(|(a, b)| a != b) {
-        return Some(format!("{a:?} became {b:?}"));
+        return Some(format!("embedded {a:?}, derived {b:?}"));
     }
     if let Some((a, b)) = a.layers.iter().zip(&b.layers).find(|(a, b)| a != b) {
-        return Some(format!("{a:?} became {b:?}"));
+        return Some(format!("embedded {a:?}, derived {b:?}"));
     }
     let lengths = |p: &Program| (p.ops.len(), p.layers.len(), p.ropes.len(), p.weights.len());
     if lengths(a) != lengths(b) {
-        return Some(format!("{:?} became {:?}", lengths(a), lengths(b)));
+        return Some(format!("embedded {:?}, derived {:?}", lengths(a), lengths(b)));
     }
     let frequency_at = |rope: &kvasir_program::Rope, length| rope.frequencies(length).to_vec();
     for (a, b) in a.ropes.iter().zip(&b.ropes) {
@@ -86,7 +71,7 @@ fn difference(a: &Program, b: &Program) -> Option<String> {
             let (one, other) = (frequency_at(a, length), frequency_at(b, length));
             let is_same = one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| close(*a, *b));
             if !is_same || !close(a.amplitude, b.amplitude) || a.temperature != b.temperature {
-                return Some(format!("{a:?} became {b:?}"));
+                return Some(format!("embedded {a:?}, derived {b:?}"));
             }
         }
     }
@@ -95,8 +80,8 @@ fn difference(a: &Program, b: &Program) -> Option<String> {
 
 #[test]
 fn every_architecture_has_a_checkpoint_and_reads_the_same_from_gguf() {
-    let scratch = Scratch::new("architectures");
-    let (ours, theirs) = (scratch.0.join("a.gguf"), scratch.0.join("b.gguf"));
+    let folder = scratch(env!("CARGO_TARGET_TMPDIR"), "architectures");
+    let (ours, theirs) = (folder.join("a.gguf"), folder.join("b.gguf"));
     let (cases, mut wrong) = (cases(), Vec::new());
     for architecture in Architecture::all() {
         let name = architecture.name();
@@ -133,8 +118,8 @@ fn every_architecture_has_a_checkpoint_and_reads_the_same_from_gguf() {
 
 #[test]
 fn unknown_gguf_architectures_name_the_nearest_known_one() {
-    let scratch = Scratch::new("unknown-architecture");
-    let file = scratch.0.join("a.gguf");
+    let folder = scratch(env!("CARGO_TARGET_TMPDIR"), "unknown-architecture");
+    let file = folder.join("a.gguf");
     for (unknown, nearest) in [("qwen35moe", "qwen3moe"), ("smollm4", "smollm3"), ("gptoss", "gpt-oss")] {
         let mut writer = Writer::new();
         writer.set("general.architecture", Value::Str(unknown.into()));

@@ -69,13 +69,58 @@ impl Fleet {
     /// Waits until all replicas are ready and have generated more tokens than there are streams, or until
     /// `done`. A request fails when it has lost five workers in a row without a token, which also happens
     /// if a busy machine runs kills in faster succession than steps.
-    pub(super) fn wait_for_tokens(&self, done: &AtomicBool) {
+    fn wait_for_tokens(&self, done: &AtomicBool) {
         self.wait_until_ready();
         let (begin, before) = (Instant::now(), self.generated());
         while !done.load(Ordering::Relaxed) && self.generated() < before + 2 * STREAMS as u64 {
             assert!(begin.elapsed() < Duration::from_secs(60), "no tokens are generated");
             thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Answers all requests, and kills random ones of `targets` at random moments meanwhile. All
+    /// answers must equal the expected ones. Returns the number of kills.
+    fn answer_under_kills(
+        &self,
+        requests: &[(&'static str, Value)],
+        expected: &[Vec<(String, String, u64)>],
+        seed: u64,
+        targets: impl Fn() -> Vec<u64> + Send + Sync,
+    ) -> u32 {
+        let mut kills = 0;
+        let got = answer_all(&self.server, requests, |done| {
+            let mut random = Random::new(seed);
+            while !done.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(random.between(50, 500).into()));
+                self.wait_for_tokens(done);
+                let targets = targets();
+                if !targets.is_empty() {
+                    signal(random.pick(&targets), "-KILL");
+                    kills += 1;
+                }
+            }
+        });
+        for ((request, expected), got) in requests.iter().zip(expected).zip(&got) {
+            assert_eq!(got, expected, "round {seed}: {request:?}");
+        }
+        kills
+    }
+
+    /// Repeats [`answer_under_kills`](Self::answer_under_kills) until enough targets are killed. All
+    /// replicas are then ready and idle again.
+    pub(super) fn survive_kills(
+        &self,
+        requests: &[(&'static str, Value)],
+        expected: &[Vec<(String, String, u64)>],
+        targets: impl Fn() -> Vec<u64> + Send + Sync + Copy,
+    ) {
+        let (mut kills, mut seed) = (0, 0);
+        while kills < kill_count() {
+            kills += self.answer_under_kills(requests, expected, seed, targets);
+            seed += 1;
+        }
+        self.wait_until_ready();
+        self.wait_until_idle();
     }
 
     /// Waits until no request is open and no KV slot is held.
@@ -107,7 +152,7 @@ pub(super) fn is_running(process: u64) -> bool {
 const STREAMS: usize = 32;
 
 /// Number of workers that a test kills at least; `tools/nightly kills` sets 100.
-pub(super) fn kill_count() -> u32 {
+fn kill_count() -> u32 {
     std::env::var("KVASIR_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3)
 }
 
@@ -217,27 +262,7 @@ fn killing_workers_changes_no_answer() {
         assert_eq!(got, expected, "{request:?}");
     }
     fleet.wait_until_idle();
-    let kills = std::sync::atomic::AtomicU32::new(0);
-    for round in 0.. {
-        let got = answer_all(&fleet.server, &requests, |done| {
-            let mut random = Random::new(round);
-            while !done.load(Ordering::Relaxed) {
-                thread::sleep(Duration::from_millis(random.between(50, 500).into()));
-                fleet.wait_until("some worker", |_| !fleet.processes().is_empty());
-                signal(random.pick(&fleet.processes()), "-KILL");
-                kills.fetch_add(1, Ordering::Relaxed);
-                fleet.wait_for_tokens(done);
-            }
-        });
-        for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
-            assert_eq!(got, expected, "round {round}: {request:?}");
-        }
-        if kills.load(Ordering::Relaxed) >= kill_count() {
-            break;
-        }
-    }
-    fleet.wait_until_ready();
-    fleet.wait_until_idle();
+    fleet.survive_kills(&requests, &expected, || fleet.processes());
 }
 
 #[test]
@@ -393,18 +418,7 @@ fn disaggregated_prefill_changes_no_answer() {
     assert_eq!(replicas[1]["kv_transfers"]["sent_blocks"], 0, "{replicas:?}");
     // The front sends no block that it believes cached, so it must forget the blocks of a killed
     // engine.
-    let got = answer_all(&fleet.server, &requests, |done| {
-        let mut random = Random::new(5);
-        while !done.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(random.between(50, 500).into()));
-            fleet.wait_until("some worker", |_| !fleet.processes().is_empty());
-            signal(random.pick(&fleet.processes()), "-KILL");
-            fleet.wait_for_tokens(done);
-        }
-    });
-    for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
-        assert_eq!(got, expected, "{request:?}");
-    }
+    fleet.answer_under_kills(&requests, &expected, 5, || fleet.processes());
     fleet.wait_until_ready();
     fleet.wait_until_idle();
 }

@@ -1,13 +1,11 @@
 //! `kvasir serve --tp`: answers are deterministic across options and rank kills, and no process
 //! outlives the server.
 
-use super::fleet::{Fleet, answer_all, converted, is_running, kill_count, request, shared_weights, signal};
+use super::fleet::{Fleet, answer_all, converted, is_running, request, shared_weights, signal};
 use super::server::{Server, model};
-use kvasir_testkit::Random;
 use std::{
     fs,
     process::Command,
-    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -104,29 +102,7 @@ fn kill_ranks(name: &str, options: &[&str]) {
     let fleet = Fleet::start(name, 2, &[&["--tp", "2"], options].concat());
     assert_eq!((fleet.processes().len(), ranks(&fleet).len()), (2, 2));
     let expected = answer_all(&fleet.server, &requests, |_| {});
-    let kills = AtomicU32::new(0);
-    for round in 0.. {
-        let got = answer_all(&fleet.server, &requests, |done| {
-            let mut random = Random::new(round);
-            while !done.load(Ordering::Relaxed) {
-                thread::sleep(Duration::from_millis(random.between(50, 500).into()));
-                fleet.wait_for_tokens(done);
-                let ranks = ranks(&fleet);
-                if !ranks.is_empty() {
-                    signal(random.pick(&ranks), "-KILL");
-                    kills.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-        });
-        for ((request, expected), got) in requests.iter().zip(&expected).zip(&got) {
-            assert_eq!(got, expected, "round {round}: {request:?}");
-        }
-        if kills.load(Ordering::Relaxed) >= kill_count() {
-            break;
-        }
-    }
-    fleet.wait_until_ready();
-    fleet.wait_until_idle();
+    fleet.survive_kills(&requests, &expected, || ranks(&fleet));
 }
 
 #[test]
