@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from served import check
 
 MODEL = "served"
+# A prefix of several blocks of 16 tokens.
+LONG = "Here are some words that only make the prompt longer, for the sake of a prefix. " * 4
 START_SECONDS = 120
 # The built-in model adds correctly.
 SUMS = [(7, 8), (12, 30), (5, 6), (20, 9)]
@@ -104,17 +106,19 @@ def two_servers(*options):
 
 
 @contextlib.contextmanager
-def router(program, url, options):
-    """A router at this address. Waits until it answers a chat."""
+def router(program, options):
+    """A router on a free port, with `options(port)`. Waits until it answers a chat, and yields its address."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as name:
         log = pathlib.Path(name) / "router.log"
-        with running([program, *options], log) as process:
+        with running([program, *options(port)], log) as process:
             until = time.monotonic() + START_SECONDS
             while not is_ready(url):
                 check(f"the router started:\n{log.read_text()[-4000:]}", process.poll() is None)
                 check(f"the router found its servers:\n{log.read_text()[-4000:]}", time.monotonic() < until)
                 time.sleep(0.2)
-            yield
+            yield url
 
 
 def is_ready(url):
@@ -184,3 +188,28 @@ def check_affinity(servers, name, send, count):
     """Calls `send` `count` times; all requests must reach one server."""
     got = answer_counts(servers, lambda: [send() for _ in range(count)])
     check(f"all requests of {name} reach one server: {got}", sorted(got) == [0, count])
+
+
+def check_spread(url, servers):
+    """Answers of a router that takes turns are right, and come from both servers."""
+    check_answers(url, servers)
+    got = answer_counts(servers, lambda: [answer(url, chat(2, 3)) for _ in range(8)])
+    check(f"both servers get requests: {got}", min(got) > 0)
+
+
+def check_prefixes(url, servers):
+    """Requests with the same long prefix reach one server."""
+    for number in range(4):
+        before = f"Conversation {number}. {LONG}"
+        check_affinity(servers, f"prefix {number}", lambda: answer(url, chat(4, number, before)), 4)
+
+
+def check_sessions(url, servers, header):
+    """Requests with the same session key in `header` reach one server, and sessions are spread."""
+    used = set()
+    for number in range(8):
+        key = {header: f"session-{number}"}
+        got = answer_counts(servers, lambda: [answer(url, chat(3, n), key) for n in range(4)])
+        check(f"all requests of session {number} reach one server: {got}", sorted(got) == [0, 4])
+        used.add(got.index(4))
+    check("sessions are spread over the servers", used == {0, 1})

@@ -5,16 +5,30 @@
 import sys
 import time
 
-from routers import MODEL, answer, answer_counts, chat, check_affinity, check_answers, free_port, router, two_servers
+from routers import (
+    LONG,
+    MODEL,
+    answer,
+    answer_counts,
+    chat,
+    check_prefixes,
+    check_sessions,
+    check_spread,
+    free_port,
+    router,
+    two_servers,
+)
 from served import check
 
-LONG = "Here are some words that only make the prompt longer, for the sake of a prefix. " * 4
 
-
-def options(servers, port, policy):
+def options(servers, policy, *more):
     urls = [server.url for server in servers]
-    listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    return ["--worker-urls", *urls, "--policy", policy, *listen]
+
+    def listening(port):
+        listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+        return ["--worker-urls", *urls, "--policy", policy, *listen, *more]
+
+    return listening
 
 
 def event_options(servers):
@@ -40,31 +54,13 @@ def routes_to_cached_prefix(url, servers, number):
 program = sys.argv[1]
 publishing = ["--cache", "paged", "--kv-events", "tcp://127.0.0.1:0", "--kv-events-replay", "tcp://127.0.0.1:0"]
 with two_servers(*publishing) as servers:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with router(program, url, options(servers, port, "round_robin")):
-        check_answers(url, servers)
-        got = answer_counts(servers, lambda: [answer(url, chat(2, 3)) for _ in range(8)])
-        check(f"both servers get requests: {got}", min(got) > 0)
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with router(program, url, options(servers, port, "cache_aware")):
-        for number in range(4):
-            before = f"Conversation {number}. {LONG}"
-            check_affinity(servers, f"prefix {number}", lambda: answer(url, chat(4, number, before)), 4)
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with router(program, url, options(servers, port, "consistent_hash")):
-        used = set()
-        for number in range(8):
-            session = {"x-session-id": f"session-{number}"}
-            got = answer_counts(servers, lambda: [answer(url, chat(3, n), session) for n in range(4)])
-            check(f"all requests of session {number} reach one server: {got}", sorted(got) == [0, 4])
-            used.add(got.index(4))
-        check("sessions are spread over the servers", used == {0, 1})
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
+    with router(program, options(servers, "round_robin")) as url:
+        check_spread(url, servers)
+    with router(program, options(servers, "cache_aware")) as url:
+        check_prefixes(url, servers)
+    with router(program, options(servers, "consistent_hash")) as url:
+        check_sessions(url, servers, "x-session-id")
     model = ["--kv-event-model", MODEL, "--kv-event-block-size", "16"]
-    with router(program, url, [*options(servers, port, "kv_aware"), *model, *event_options(servers)]):
+    with router(program, options(servers, "kv_aware", *model, *event_options(servers))) as url:
         for number in (0, 1, 0, 1):
             check(f"requests follow the KV events of server {number}", routes_to_cached_prefix(url, servers, number))

@@ -15,12 +15,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "clients"))
 os.environ.setdefault("KVASIR_URL", "")
 os.environ.setdefault("KVASIR_MODEL", "")
-from routers import SUMS, check, fetch, free_port, running, streamed
+from routers import LONG, SUMS, check, fetch, free_port, running, streamed
 
 python, binary, folder = sys.argv[1:]
 MODEL = pathlib.Path(folder).name
-# A prefix of several blocks of 16 tokens.
-LONG = "Here are some words that only make the prompt longer, for the sake of a prefix. " * 4
 START_SECONDS = 120
 PREFIXES, REPEATS = 6, 4
 
