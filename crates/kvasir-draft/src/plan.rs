@@ -146,11 +146,11 @@ impl DraftPlan {
         // A chain sees all that is there.
         let is_chain = queries == 1 && parents.iter().zip(-1..).all(|(parent, before)| *parent == before);
         let mask = if is_chain { Mask::None } else { self.write_mask(visible.len, parents, from) };
-        let plan = &mut self.plan;
-        plan.rows.push(PlanRow {
+        let section = &mut self.plan.full;
+        section.rows.push(PlanRow {
             seq,
             queries: span,
-            segments: Span::new(segments, plan.segments.len() - segments),
+            segments: Span::new(segments, section.segments.len() - segments),
             read_len,
             mask,
             ..PlanRow::default()

@@ -11,7 +11,7 @@
 use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
 use crate::kv_rows::{KvAccess, KvLayout, NoKvAccess};
 use crate::output::Output;
-use kvasir_kv::{Lowering, Plan, PlanKind, PlanRow, Position, Slot, Token};
+use kvasir_kv::{Lowering, Plan, PlanKind, PlanRow, Position, Section, Slot, Token};
 use kvasir_sample::{Constrained, MirostatState, SamplerChain, Sampling, accept};
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -88,6 +88,20 @@ impl Step {
         let planned = plan.positions.len();
         if planned != n || plan.write_slots.len() != n {
             return Err(StepError::Failed(format!("plan of {planned} tokens for a batch of {n}")));
+        }
+        let rows = |section: &Section| {
+            section
+                .rows
+                .iter()
+                .map(|row| (row.seq, row.queries))
+                .eq(plan.rows.iter().map(|row| (row.seq, row.queries)))
+        };
+        if plan.windows.iter().any(|section| section.write_slots.len() != n || !rows(section)) {
+            return Err(StepError::Failed("the sections of the plan have different rows".into()));
+        }
+        if !plan.states.is_empty() && plan.states.rows.len() != plan.rows.len() {
+            let (states, rows) = (plan.states.rows.len(), plan.rows.len());
+            return Err(StepError::Failed(format!("plan of {states} states for {rows} rows")));
         }
         Ok(())
     }

@@ -15,12 +15,15 @@
 //! tokens are rows of their own ([`RowKind::Dummy`]): they write their K and V to the dummy slot and
 //! read nothing.
 //!
+//! A dummy row's state row is empty: it feeds no recurrence. Plans with window sections are not
+//! padded: for executors of static shapes, window layers are in group 0.
+//!
 //! Invariant: a real row keeps its tokens, its write slots and the entries that each query sees, in
 //! the same order.
 
 use crate::batch::{Batch, BatchRow, RowKind, StepKind};
 use crate::executor::{Abilities, Executor, Step, StepError};
-use kvasir_kv::{Layout, Lowering, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Slot, Span};
+use kvasir_kv::{Layout, Lowering, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Slot, Span, StateRow};
 
 /// Token id that dummy rows feed.
 const DUMMY_TOKEN: u32 = 0;
@@ -60,13 +63,19 @@ impl Padding {
 
     /// The padded form of a step; `None` if it has a static shape already, or none applies.
     pub(crate) fn pad(&self, step: &Step) -> Option<(Batch, Plan)> {
+        if !step.plan.windows.is_empty() {
+            return None;
+        }
         let has_masks = || step.plan.rows.iter().any(|row| matches!(row.mask, Mask::Explicit { .. }));
         let block = self.block.filter(|_| !step.batch.is_dummy() && !has_masks());
         let missing = self.missing_rows(&step.batch);
         let mut padded = match block {
             Some(block) => Padded::rectangle(step, block, self.dummy),
             None if missing == 0 => return None,
-            None => Padded { batch: step.batch.clone(), plan: step.plan.clone() },
+            None => {
+                let has_states = !step.plan.states.is_empty();
+                Padded { batch: step.batch.clone(), plan: step.plan.clone(), has_states }
+            }
         };
         (0..missing).for_each(|_| padded.push_dummy(1, self.dummy));
         Some((padded.batch, padded.plan))
@@ -96,28 +105,34 @@ impl Step {
 struct Padded {
     batch: Batch,
     plan: Plan,
+    /// Whether its rows have states; a dummy row then gets one that reads and writes none.
+    has_states: bool,
 }
 
 impl Padded {
     /// Pads a step to a rectangle of blocks.
     fn rectangle(step: &Step, block: u32, dummy: Slot) -> Self {
         let (batch, plan) = (&step.batch, &step.plan);
-        let mut padded = Self::default();
+        let mut padded = Self { has_states: !plan.states.is_empty(), ..Self::default() };
         padded.batch.clone_from(batch);
         padded.batch.tokens.clear();
         padded.batch.rows.clear();
         padded.plan.reset(plan.step, plan.generation);
-        padded.plan.kind = PlanKind::Explicit;
-        padded.plan.moves.clone_from(&plan.moves);
-        padded.plan.table.clone_from(&plan.table);
-        padded.plan.read_positions.clone_from(&plan.read_positions);
-        padded.plan.read_bound = plan.read_bound;
-        for (row, planned) in batch.rows.iter().zip(&plan.rows) {
+        padded.plan.states.saves.clone_from(&plan.states.saves);
+        padded.plan.states.bound = plan.states.bound;
+        let section = &mut padded.plan.full;
+        section.kind = PlanKind::Explicit;
+        section.moves.clone_from(&plan.moves);
+        section.table.clone_from(&plan.table);
+        section.read_positions.clone_from(&plan.read_positions);
+        section.read_bound = plan.read_bound;
+        for (i, (row, planned)) in batch.rows.iter().zip(&plan.rows).enumerate() {
             let begins = plan.positions.get(planned.queries.range()).and_then(<[_]>::first) == Some(&0);
             if row.kind.is_prefill() && begins {
                 padded.push_dummy(planned.left_pad_blocks * block, dummy);
             }
             padded.push_row(step, row, planned, block, dummy);
+            padded.plan.states.rows.extend(plan.states.rows.get(i));
             if row.kind.is_prefill() {
                 padded.push_dummy(planned.read_len.next_multiple_of(block) - planned.read_len, dummy);
             }
@@ -128,46 +143,46 @@ impl Padded {
     /// Appends a row of the step with dummy blocks on the left of its read and the rest of its last
     /// block on the right.
     fn push_row(&mut self, step: &Step, row: &BatchRow, planned: &PlanRow, block: u32, dummy: Slot) {
-        let (from, plan) = (&step.plan, &mut self.plan);
+        let (from, Plan { positions, full: section, .. }) = (&step.plan, &mut self.plan);
         let tokens = Span::new(self.batch.tokens.len(), row.tokens.len as usize);
         self.batch.tokens.extend_from_slice(&step.batch.tokens[row.tokens.range()]);
         self.batch.rows.push(BatchRow { tokens, ..*row });
-        plan.positions.extend_from_slice(&from.positions[planned.queries.range()]);
-        plan.write_slots.extend_from_slice(&from.write_slots[planned.queries.range()]);
+        positions.extend_from_slice(&from.positions[planned.queries.range()]);
+        section.write_slots.extend_from_slice(&from.write_slots[planned.queries.range()]);
 
-        let (first, left) = (plan.segments.len(), planned.left_pad_blocks * block);
+        let (first, left) = (section.segments.len(), planned.left_pad_blocks * block);
         if left > 0 {
-            let (at, sparse) = (plan.table.len() as u32, Some(plan.read_positions.len() as u32));
-            plan.table.make_mut().extend((0..planned.left_pad_blocks).map(|_| dummy / block));
-            plan.read_positions.extend((0..left).map(|_| 0));
+            let (at, sparse) = (section.table.len() as u32, Some(section.read_positions.len() as u32));
+            section.table.make_mut().extend((0..planned.left_pad_blocks).map(|_| dummy / block));
+            section.read_positions.extend((0..left).map(|_| 0));
             let layout = Layout::Table { at, block, offset: 0 };
-            plan.segments.push(Segment { pool: PoolId(0), layout, len: left, first: 0, sparse });
-            plan.read_bound = plan.read_bound.max((dummy / block + 1) * block);
+            section.segments.push(Segment { pool: PoolId(0), layout, len: left, first: 0, sparse });
+            section.read_bound = section.read_bound.max((dummy / block + 1) * block);
         }
         let own = &from.segments[planned.segments.range()];
-        plan.segments.extend_from_slice(own);
+        section.segments.extend_from_slice(own);
         let last = own.last().filter(|last| last.pool == PoolId(0) && last.len > 0);
         let newest = last.map(|last| (from.slot(last, last.len - 1), from.position(last, last.len - 1)));
         let right = newest.map_or(0, |(slot, _)| block - 1 - slot % block);
         if let Some((slot, position)) = newest.filter(|_| right > 0) {
             let (start, first) = (slot + 1, position + 1);
             let layout = Layout::Run { start };
-            plan.segments.push(Segment { pool: PoolId(0), layout, len: right, first, sparse: None });
-            plan.read_bound = plan.read_bound.max(start + right);
+            section.segments.push(Segment { pool: PoolId(0), layout, len: right, first, sparse: None });
+            section.read_bound = section.read_bound.max(start + right);
         }
 
         let read_len = left + planned.read_len + right;
-        let (at, words_per_query) = (plan.mask_words.len(), read_len.div_ceil(64));
-        plan.mask_words.resize(at + (words_per_query * planned.queries.len) as usize, 0);
+        let (at, words_per_query) = (section.mask_words.len(), read_len.div_ceil(64));
+        section.mask_words.resize(at + (words_per_query * planned.queries.len) as usize, 0);
         for query in 0..planned.queries.len {
-            let words = &mut plan.mask_words[at + (query * words_per_query) as usize..];
+            let words = &mut section.mask_words[at + (query * words_per_query) as usize..];
             for entry in (0..planned.read_len).filter(|entry| from.sees(planned, query, *entry)) {
                 words[((left + entry) / 64) as usize] |= 1 << ((left + entry) % 64);
             }
         }
-        plan.rows.push(PlanRow {
+        section.rows.push(PlanRow {
             queries: tokens,
-            segments: Span::new(first, plan.segments.len() - first),
+            segments: Span::new(first, section.segments.len() - first),
             read_len,
             mask: Mask::Explicit { at: at as u32, words_per_query },
             ..*planned
@@ -179,22 +194,26 @@ impl Padded {
         if count == 0 {
             return;
         }
-        let (Batch { tokens, rows, .. }, plan) = (&mut self.batch, &mut self.plan);
+        let Batch { tokens, rows, .. } = &mut self.batch;
+        let Plan { positions, full: section, states, .. } = &mut self.plan;
         let span = Span::new(tokens.len(), count as usize);
         tokens.resize(tokens.len() + count as usize, DUMMY_TOKEN);
         rows.push(BatchRow { kind: RowKind::Dummy, tokens: span, sample_from: count, ..BatchRow::default() });
-        plan.positions.resize(plan.positions.len() + count as usize, 0);
-        plan.write_slots.resize(plan.write_slots.len() + count as usize, dummy);
-        plan.rows.push(PlanRow {
+        positions.resize(positions.len() + count as usize, 0);
+        section.write_slots.resize(section.write_slots.len() + count as usize, dummy);
+        section.rows.push(PlanRow {
             seq: BatchRow::default().seq,
             queries: span,
-            segments: Span::new(plan.segments.len(), 0),
+            segments: Span::new(section.segments.len(), 0),
             read_len: 0,
             mask: Mask::None,
             ..PlanRow::default()
         });
-        if plan.kind == PlanKind::Contiguous {
-            plan.kind = PlanKind::Ragged;
+        if section.kind == PlanKind::Contiguous {
+            section.kind = PlanKind::Ragged;
+        }
+        if self.has_states {
+            states.rows.push(StateRow::default());
         }
     }
 }

@@ -11,8 +11,10 @@ use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::mask::Mask;
-use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::contract::plan::Plan;
 use crate::contract::rings::Rings;
+use crate::contract::section::{Layout, PlanKind, PlanRow, Segment};
+use crate::contract::span::{PoolId, Span};
 use crate::contract::usage::{BlockUse, PoolUsage};
 use crate::shared::single_sequence::SingleSequence;
 
@@ -109,10 +111,11 @@ impl Cache for Contiguous {
         let row = self.single.row(step)?;
         self.single.begin_plan(step, plan, PlanKind::Contiguous);
         plan.positions.extend(row.start..row.end);
-        plan.write_slots.extend(row.start..row.end);
+        let section = &mut plan.full;
+        section.write_slots.extend(row.start..row.end);
         let (layout, len) = (Layout::Run { start: 0 }, row.end);
-        plan.segments.push(Segment { pool: PoolId(0), layout, len, first: 0, sparse: None });
-        plan.rows.push(PlanRow {
+        section.segments.push(Segment { pool: PoolId(0), layout, len, first: 0, sparse: None });
+        section.rows.push(PlanRow {
             seq: row.seq,
             queries: Span::new(0, row.tokens as usize),
             segments: Span::new(0, 1),
@@ -120,7 +123,7 @@ impl Cache for Contiguous {
             mask: if row.tokens == 1 { Mask::None } else { Mask::Causal },
             ..PlanRow::default()
         });
-        plan.read_bound = row.end;
+        section.read_bound = row.end;
         Ok(())
     }
 

@@ -78,10 +78,12 @@ pub use crate::contract::kind::{CacheKind, Capability};
 pub use crate::contract::kv_event::KvEvent;
 pub use crate::contract::lowering::Lowering;
 pub use crate::contract::mask::Mask;
-pub use crate::contract::plan::{
-    Layout, Plan, PlanKind, PlanRow, PlanTable, PoolId, Segment, SlotCopy, Span,
-};
+pub use crate::contract::plan::Plan;
+pub use crate::contract::plan_table::PlanTable;
 pub use crate::contract::rings::Rings;
+pub use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment, SlotCopy};
+pub use crate::contract::span::{PoolId, Span};
+pub use crate::contract::state_section::{StateRow, StateSave, StateSection};
 pub use crate::contract::usage::{BlockUse, PoolUsage};
 pub use crate::metadata::{Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};
 pub use crate::prefixed::Prefixed;

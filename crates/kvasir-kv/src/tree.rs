@@ -13,7 +13,9 @@ use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::mask::Mask;
-use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, SlotCopy, Span};
+use crate::contract::plan::Plan;
+use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment, SlotCopy};
+use crate::contract::span::{PoolId, Span};
 use crate::shared::draft_nodes::DraftNodes;
 use crate::shared::single_sequence::{SingleSequence, SingleSequenceRow, Written};
 use crate::shared::slot_copies::SlotCopies;
@@ -46,10 +48,10 @@ impl TreeCache {
     /// A step without draft nodes: a contiguous plan.
     fn plan_rows(&self, row: SingleSequenceRow, plan: &mut Plan) {
         plan.positions.extend(row.start..row.end);
-        plan.write_slots.extend(row.start..row.end);
-        push_run(plan, 0, row.end, 0, None);
+        plan.full.write_slots.extend(row.start..row.end);
+        push_run(&mut plan.full, 0, row.end, 0, None);
         let mask = if row.tokens == 1 { Mask::None } else { Mask::Causal };
-        push_row(plan, row, row.end, mask);
+        push_row(&mut plan.full, row, row.end, mask);
     }
 
     /// A frontier: the committed rows, then the draft nodes in order of position, under an ancestor
@@ -57,20 +59,21 @@ impl TreeCache {
     fn plan_nodes(&self, row: SingleSequenceRow, plan: &mut Plan) {
         let base = self.single.claimed();
         let frontier = row.start..row.end;
-        plan.kind = PlanKind::Explicit;
-        plan.positions.extend(frontier.clone().map(|node| base + self.nodes.depth(node)));
-        plan.write_slots.extend(frontier.clone().map(|node| base + node));
+        let Plan { positions, full: section, .. } = plan;
+        section.kind = PlanKind::Explicit;
+        positions.extend(frontier.clone().map(|node| base + self.nodes.depth(node)));
+        section.write_slots.extend(frontier.clone().map(|node| base + node));
         if base > 0 {
-            push_run(plan, 0, base, 0, None);
+            push_run(section, 0, base, 0, None);
         }
         let order = self.nodes.order(row.end);
-        plan.read_positions.extend(order.iter().map(|&node| base + self.nodes.depth(node)));
+        section.read_positions.extend(order.iter().map(|&node| base + self.nodes.depth(node)));
         if order.is_sorted() {
-            push_run(plan, base, row.end, base, Some(0));
+            push_run(section, base, row.end, base, Some(0));
         } else {
-            plan.table.make_mut().extend(order.iter().map(|&node| base + node));
+            section.table.make_mut().extend(order.iter().map(|&node| base + node));
             let layout = Layout::Table { at: 0, block: 1, offset: 0 };
-            plan.segments.push(Segment {
+            section.segments.push(Segment {
                 pool: PoolId(0),
                 layout,
                 len: row.end,
@@ -78,27 +81,27 @@ impl TreeCache {
                 sparse: Some(0),
             });
         }
-        let words_per_query = self.nodes.write_mask(frontier, base, None, |_| 0, &mut plan.mask_words);
-        push_row(plan, row, base + row.end, Mask::Explicit { at: 0, words_per_query });
+        let words_per_query = self.nodes.write_mask(frontier, base, None, |_| 0, &mut section.mask_words);
+        push_row(section, row, base + row.end, Mask::Explicit { at: 0, words_per_query });
     }
 }
 
-fn push_run(plan: &mut Plan, start: u32, len: u32, first: Position, sparse: Option<u32>) {
+fn push_run(section: &mut Section, start: u32, len: u32, first: Position, sparse: Option<u32>) {
     let layout = Layout::Run { start };
-    plan.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse });
+    section.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse });
 }
 
-fn push_row(plan: &mut Plan, row: SingleSequenceRow, read_len: u32, mask: Mask) {
-    plan.rows.push(PlanRow {
+fn push_row(section: &mut Section, row: SingleSequenceRow, read_len: u32, mask: Mask) {
+    section.rows.push(PlanRow {
         seq: row.seq,
         queries: Span::new(0, row.tokens as usize),
-        segments: Span::new(0, plan.segments.len()),
+        segments: Span::new(0, section.segments.len()),
         read_len,
         mask,
         ..PlanRow::default()
     });
-    let moved = plan.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
-    plan.read_bound = read_len.max(moved);
+    let moved = section.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
+    section.read_bound = read_len.max(moved);
 }
 
 impl Cache for TreeCache {

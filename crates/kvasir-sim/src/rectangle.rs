@@ -176,15 +176,16 @@ mod tests {
             draft_depth: 0,
             sampling: Default::default(),
         });
-        let layout = Layout::Table { at: plan.table.len() as u32, block: 4, offset: 0 };
-        plan.table.make_mut().extend_from_slice(table);
-        plan.segments.push(Segment { pool: PoolId(0), layout, len, first: 0, sparse: None });
         plan.positions.extend(len - queries..len);
-        plan.write_slots.extend((len - queries..len).map(|at| table[at as usize / 4] * 4 + at % 4));
-        plan.rows.push(PlanRow {
+        let section = &mut plan.full;
+        let layout = Layout::Table { at: section.table.len() as u32, block: 4, offset: 0 };
+        section.table.make_mut().extend_from_slice(table);
+        section.segments.push(Segment { pool: PoolId(0), layout, len, first: 0, sparse: None });
+        section.write_slots.extend((len - queries..len).map(|at| table[at as usize / 4] * 4 + at % 4));
+        section.rows.push(PlanRow {
             seq,
             queries: tokens,
-            segments: Span::new(plan.segments.len() - 1, 1),
+            segments: Span::new(section.segments.len() - 1, 1),
             read_len: len,
             mask: Mask::Causal,
             left_pad_blocks: left,

@@ -14,7 +14,7 @@ use crate::memory::kv_pool::kv_type::KvType;
 use crate::prefetch::kv_prefetch::KvPrefetchQueue;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::DisjointRows;
-use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Segment, SeqId, Span};
+use kvasir_kv::{Layout, Mask, Plan, PlanRow, PoolId, Section, Segment, SeqId, Span};
 use kvasir_program::LayerFacts;
 use std::sync::Arc;
 
@@ -61,14 +61,14 @@ fn plan(layout: Layout, table: Vec<u32>, first: usize, queries: usize, mask: Mas
         redirected: 0,
     };
     let segment = Segment { pool: PoolId(0), layout, len: end as u32, first: 0, sparse: None };
-    Plan {
+    let full = Section {
         rows: vec![row],
-        positions: (first as u32..end as u32).collect(),
         segments: vec![segment],
         table: table.into(),
         mask_words: words,
-        ..Plan::default()
-    }
+        ..Section::default()
+    };
+    Plan { positions: (first as u32..end as u32).collect(), full, ..Plan::default() }
 }
 
 struct Setup<'a> {
@@ -250,30 +250,31 @@ fn decode_has_the_bits_of_prefill_for_any_group_size() {
 
 /// Rows with shared prefixes, as a plan: each row's slots by position, and its query tokens.
 fn branches(rows: &[(Vec<u32>, usize)]) -> Plan {
-    let mut all = Plan::default();
+    let mut plan = Plan::default();
     for (slots, queries) in rows {
-        let (at, first) = (all.positions.len(), slots.len() - queries);
-        all.rows.push(PlanRow {
-            seq: SeqId::new(all.rows.len() as u32, 1),
+        let (at, first) = (plan.positions.len(), slots.len() - queries);
+        let section = &mut plan.full;
+        section.rows.push(PlanRow {
+            seq: SeqId::new(section.rows.len() as u32, 1),
             queries: Span::new(at, *queries),
-            segments: Span::new(all.segments.len(), 1),
+            segments: Span::new(section.segments.len(), 1),
             read_len: slots.len() as u32,
             mask: Mask::Causal,
             left_pad_blocks: 0,
             redirected: 0,
         });
-        let layout = Layout::Table { at: all.table.len() as u32, block: 1, offset: 0 };
-        all.segments.push(Segment {
+        let layout = Layout::Table { at: section.table.len() as u32, block: 1, offset: 0 };
+        section.segments.push(Segment {
             pool: PoolId(0),
             layout,
             len: slots.len() as u32,
             first: 0,
             sparse: None,
         });
-        all.table.make_mut().extend(slots);
-        all.positions.extend(first as u32..slots.len() as u32);
+        section.table.make_mut().extend(slots);
+        plan.positions.extend(first as u32..slots.len() as u32);
     }
-    all
+    plan
 }
 
 #[test]

@@ -7,7 +7,8 @@
 
 use kvasir_exec::{BatchRow, Drafts, PoolRow, RowKind, Step, StepKind};
 use kvasir_kv::{
-    Layout, Mask, Plan, PlanKind, PlanRow, PlanTable, PoolId, Segment, SeqId, SlotCopy, Span, StepId,
+    Layout, Mask, PlanKind, PlanRow, PlanTable, PoolId, Section, Segment, SeqId, SlotCopy, Span, StateRow,
+    StateSave, StateSection, StepId,
 };
 use kvasir_sample::Sampling;
 use std::ops::Range;
@@ -18,6 +19,8 @@ const ROW_WORDS: usize = 20;
 const PLAN_ROW_WORDS: usize = 12;
 /// Words of an encoded segment.
 const SEGMENT_WORDS: usize = 9;
+/// Words of an encoded state row.
+const STATE_ROW_WORDS: usize = 10;
 
 fn split_u64(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
@@ -34,12 +37,7 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
     into.extend([batch.kind as u32, batch.spec_steps, batch.logits.into()]);
     into.extend(split_u64(plan.step.0));
     into.extend(split_u64(plan.generation));
-    into.extend([plan.kind as u32, plan.read_bound]);
-    let list = |words: &[u32], into: &mut Vec<u32>| {
-        into.push(words.len() as u32);
-        into.extend_from_slice(words);
-    };
-    list(&batch.tokens, into);
+    push_list(&batch.tokens, into);
     into.push(batch.rows.len() as u32);
     for row in &batch.rows {
         let [request, request_high] = split_u64(row.request);
@@ -71,10 +69,25 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
     }
     into.push(batch.parents.len() as u32);
     into.extend(batch.parents.iter().map(|parent| *parent as u32));
-    into.push(plan.moves.len() as u32);
-    into.extend(plan.moves.iter().flat_map(|copy| [copy.from, copy.to]));
-    into.push(plan.rows.len() as u32);
-    for row in &plan.rows {
+    push_list(&plan.positions, into);
+    encode_section(&plan.full, into);
+    into.push(plan.windows.len() as u32);
+    plan.windows.iter().for_each(|section| encode_section(section, into));
+    encode_states(&plan.states, into);
+}
+
+fn push_list(words: &[u32], into: &mut Vec<u32>) {
+    into.push(words.len() as u32);
+    into.extend_from_slice(words);
+}
+
+/// Appends the encoding of one layer group's section.
+fn encode_section(section: &Section, into: &mut Vec<u32>) {
+    into.extend([section.kind as u32, section.read_bound]);
+    into.push(section.moves.len() as u32);
+    into.extend(section.moves.iter().flat_map(|copy| [copy.from, copy.to]));
+    into.push(section.rows.len() as u32);
+    for row in &section.rows {
         let [seq, seq_high] = split_u64(row.seq.0);
         let [mask, at, words_per_query] = match row.mask {
             Mask::None => [0; 3],
@@ -98,12 +111,11 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
         ];
         into.extend(words);
     }
-    list(&plan.positions, into);
-    list(&plan.write_slots, into);
-    let entries = referenced_entries(plan);
+    push_list(&section.write_slots, into);
+    let entries = referenced_entries(section);
     let mut next = 0;
-    into.push(plan.segments.len() as u32);
-    for segment in &plan.segments {
+    into.push(section.segments.len() as u32);
+    for segment in &section.segments {
         let [layout, at, block, offset] = match segment.layout {
             Layout::Run { start } => [0, start, 0, 0],
             Layout::Table { at, block, offset } => {
@@ -120,15 +132,30 @@ pub(crate) fn encode(step: &Step, into: &mut Vec<u32>) {
     match entries {
         Some(count) => {
             into.push(count as u32);
-            plan.segments
+            section
+                .segments
                 .iter()
-                .for_each(|segment| into.extend_from_slice(&plan.table[table_range(segment)]));
+                .for_each(|segment| into.extend_from_slice(&section.table[table_range(segment)]));
         }
-        None => list(&plan.table, into),
+        None => push_list(&section.table, into),
     }
-    list(&plan.read_positions, into);
-    into.push(plan.mask_words.len() as u32);
-    into.extend(plan.mask_words.iter().flat_map(|word| split_u64(*word)));
+    push_list(&section.read_positions, into);
+    into.push(section.mask_words.len() as u32);
+    into.extend(section.mask_words.iter().flat_map(|word| split_u64(*word)));
+}
+
+/// Appends the encoding of the section of recurrent layers.
+fn encode_states(states: &StateSection, into: &mut Vec<u32>) {
+    into.push(states.bound);
+    into.push(states.rows.len() as u32);
+    for row in &states.rows {
+        let (is_some, (pool, from)) = (row.from.is_some(), row.from.unwrap_or_default());
+        let (saves, words) = (row.saves, [is_some.into(), pool.0, from, row.to, row.tail]);
+        let rest = [row.replay, row.skip, row.commit, saves.start, saves.len];
+        into.extend(words.into_iter().chain(rest));
+    }
+    into.push(states.saves.len() as u32);
+    into.extend(states.saves.iter().flat_map(|save| [save.after, save.slot]));
 }
 
 /// The block-table entries that a segment references; empty for a contiguous run of slots.
@@ -144,12 +171,12 @@ fn table_range(segment: &Segment) -> Range<usize> {
 
 /// Number of block-table entries that the segments reference; `None` if encoding the whole table is
 /// not longer. Caches reserve unused entries in their tables.
-fn referenced_entries(plan: &Plan) -> Option<usize> {
+fn referenced_entries(section: &Section) -> Option<usize> {
     let mut count = 0;
-    for segment in &plan.segments {
+    for segment in &section.segments {
         let range = table_range(segment);
         count += range.len();
-        if range.end > plan.table.len() || count >= plan.table.len() {
+        if range.end > section.table.len() || count >= section.table.len() {
             return None;
         }
     }
@@ -201,9 +228,8 @@ pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
     batch.reset(StepId(join_u64(id, id_high)));
     batch.kind = decode_enum("step kind", &STEP_KINDS, kind)?;
     (batch.spec_steps, batch.logits) = (spec_steps, logits != 0);
-    let [id, id_high, generation, generation_high, kind, read_bound] = words.array()?;
+    let [id, id_high, generation, generation_high] = words.array()?;
     plan.reset(StepId(join_u64(id, id_high)), join_u64(generation, generation_high));
-    (plan.kind, plan.read_bound) = (decode_enum("plan kind", &PLAN_KINDS, kind)?, read_bound);
     words.copy(&mut batch.tokens)?;
     for row in words.list(ROW_WORDS)?.as_chunks().0 {
         let row: &[u32; ROW_WORDS] = row;
@@ -228,11 +254,27 @@ pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
         });
     }
     batch.parents.extend(words.list(1)?.iter().map(|parent| *parent as i32));
+    words.copy(&mut plan.positions)?;
+    decode_section(&mut words, &mut plan.full)?;
+    let [windows] = words.array()?;
+    for _ in 0..windows {
+        let mut section = Section::default();
+        decode_section(&mut words, &mut section)?;
+        plan.windows.push(section);
+    }
+    decode_states(&mut words, &mut plan.states)?;
+    if words.0.is_empty() { Ok(()) } else { Err(format!("{} trailing words", words.0.len())) }
+}
+
+/// Decodes a section into an empty one.
+fn decode_section(words: &mut WordReader<'_>, section: &mut Section) -> Result<(), String> {
+    let [kind, read_bound] = words.array()?;
+    (section.kind, section.read_bound) = (decode_enum("plan kind", &PLAN_KINDS, kind)?, read_bound);
     let moves = words.list(2)?.as_chunks().0;
-    plan.moves.extend(moves.iter().map(|&[from, to]| SlotCopy { from, to }));
+    section.moves.extend(moves.iter().map(|&[from, to]| SlotCopy { from, to }));
     for row in words.list(PLAN_ROW_WORDS)?.as_chunks().0 {
         let row: &[u32; PLAN_ROW_WORDS] = row;
-        plan.rows.push(PlanRow {
+        section.rows.push(PlanRow {
             seq: SeqId(join_u64(row[0], row[1])),
             queries: Span { start: row[2], len: row[3] },
             segments: Span { start: row[4], len: row[5] },
@@ -247,12 +289,11 @@ pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
             redirected: row[11],
         });
     }
-    words.copy(&mut plan.positions)?;
-    words.copy(&mut plan.write_slots)?;
+    words.copy(&mut section.write_slots)?;
     for segment in words.list(SEGMENT_WORDS)?.as_chunks().0 {
         let &[pool, layout, at, block, offset, len, first, is_sparse, sparse]: &[u32; SEGMENT_WORDS] =
             segment;
-        plan.segments.push(Segment {
+        section.segments.push(Segment {
             pool: PoolId(pool),
             layout: match layout {
                 0 => Layout::Run { start: at },
@@ -264,13 +305,26 @@ pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
             sparse: Some(sparse).filter(|_| is_sparse != 0),
         });
     }
-    let mut table = Vec::from(std::mem::take(&mut plan.table));
+    let mut table = Vec::from(std::mem::take(&mut section.table));
     words.copy(&mut table)?;
-    plan.table = PlanTable::from(table);
-    words.copy(&mut plan.read_positions)?;
+    section.table = PlanTable::from(table);
+    words.copy(&mut section.read_positions)?;
     let masks = words.list(2)?.as_chunks().0;
-    plan.mask_words.extend(masks.iter().map(|&[low, high]| join_u64(low, high)));
-    if words.0.is_empty() { Ok(()) } else { Err(format!("{} trailing words", words.0.len())) }
+    section.mask_words.extend(masks.iter().map(|&[low, high]| join_u64(low, high)));
+    Ok(())
+}
+
+/// Decodes the section of recurrent layers into an empty one.
+fn decode_states(words: &mut WordReader<'_>, states: &mut StateSection) -> Result<(), String> {
+    [states.bound] = words.array()?;
+    for row in words.list(STATE_ROW_WORDS)?.as_chunks().0 {
+        let &[is_some, pool, from, to, tail, replay, skip, commit, start, len]: &[u32; STATE_ROW_WORDS] = row;
+        let from = Some((PoolId(pool), from)).filter(|_| is_some != 0);
+        states.rows.push(StateRow { from, to, tail, replay, skip, commit, saves: Span { start, len } });
+    }
+    let saves = words.list(2)?.as_chunks().0;
+    states.saves.extend(saves.iter().map(|&[after, slot]| StateSave { after, slot }));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -332,7 +386,20 @@ mod tests {
             plan.read_positions.push(other.len);
             plan.mask_words.push(join_u64(other.start, both.len));
             plan.table.make_mut().push(scored.start);
+            plan.states.rows.push(StateRow {
+                from: Some((pool, tree.len)).filter(|_| tree.len % 3 == 0),
+                to: scored.len,
+                tail: other.len,
+                replay: both.len,
+                skip: tokens.len,
+                commit: tree.start,
+                saves: other,
+            });
+            plan.states.saves.push(StateSave { after: both.start, slot: scored.start });
         }
+        plan.states.bound = plan.read_bound;
+        let window = Section { kind: PLAN_KINDS[plan.rows.len() % 3], ..plan.full.clone() };
+        plan.windows.resize(plan.read_bound as usize % 3, window);
         step
     }
 

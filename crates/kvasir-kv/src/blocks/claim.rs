@@ -21,7 +21,7 @@ use crate::blocks::size::BlockSize;
 use crate::contract::cache::ClaimRow;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId, StepId};
-use crate::contract::plan::SlotCopy;
+use crate::contract::section::SlotCopy;
 use crate::shared::draft_nodes::DraftNodes;
 use std::ops::Range;
 

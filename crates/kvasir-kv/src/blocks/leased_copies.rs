@@ -8,7 +8,7 @@
 use crate::blocks::index::Index;
 use crate::blocks::ledger::Ledger;
 use crate::contract::ids::{BlockId, StepId};
-use crate::contract::plan::SlotCopy;
+use crate::contract::section::SlotCopy;
 use crate::shared::slot_copies::SlotCopies;
 
 /// Slot copies, each of which leases its source and destination block until the step that carries

@@ -54,7 +54,7 @@ use crate::contract::cache::CacheShape;
 use crate::contract::capabilities::Hit;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId};
-use crate::contract::plan::SlotCopy;
+use crate::contract::section::SlotCopy;
 use crate::shared::in_flight::InFlight;
 use crate::shared::plan_writer::PlanWriter;
 use crate::shared::sequence_table::SeqTable;

@@ -16,7 +16,9 @@ use crate::blocks::sequence::{ClaimedRow, Seq};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId, StepId};
 use crate::contract::mask::Mask;
-use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::contract::plan::Plan;
+use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment};
+use crate::contract::span::{PoolId, Span};
 use crate::shared::plan_writer::{OpenPlan, Placed};
 use std::ops::Range;
 
@@ -33,27 +35,28 @@ impl<I: Index> BlockCache<I> {
             return Err(error);
         }
         self.writer.end(open);
-        self.classify(plan);
+        let section = &mut plan.full;
+        self.classify(section);
         if !self.moves.is_empty() {
-            plan.moves.extend_from_slice(self.moves.of(step));
-            let highest = plan.moves.iter().map(|rows| rows.from.max(rows.to) + 1).max();
-            plan.read_bound = plan.read_bound.max(highest.unwrap_or(0));
+            section.moves.extend_from_slice(self.moves.of(step));
+            let highest = section.moves.iter().map(|rows| rows.from.max(rows.to) + 1).max();
+            section.read_bound = section.read_bound.max(highest.unwrap_or(0));
         }
         Ok(())
     }
 
     /// Reclassifies a single batch row in slots 0, 1, 2 .. as contiguous.
-    fn classify(&self, plan: &mut Plan) {
-        if let [row] = plan.rows.as_mut_slice()
-            && plan.kind == PlanKind::Ragged
+    fn classify(&self, section: &mut Section) {
+        if let [row] = section.rows.as_mut_slice()
+            && section.kind == PlanKind::Ragged
             && row.redirected == 0
             && let Ok(seq) = self.seqs.get(row.seq)
             && seq.holes.is_empty()
             && seq.table.is_in_place(self.size.holding(row.read_len))
         {
             let layout = Layout::Run { start: 0 };
-            plan.segments.clear();
-            plan.segments.push(Segment {
+            section.segments.clear();
+            section.segments.push(Segment {
                 pool: PoolId(0),
                 layout,
                 len: row.read_len,
@@ -61,7 +64,7 @@ impl<I: Index> BlockCache<I> {
                 sparse: None,
             });
             row.segments = Span::new(0, 1);
-            plan.kind = PlanKind::Contiguous;
+            section.kind = PlanKind::Contiguous;
         }
     }
 
@@ -72,29 +75,31 @@ impl<I: Index> BlockCache<I> {
             self.write_frontier(row, seq, claimed, open);
             return Ok(());
         }
-        let (end, plan) = (claimed.end, &mut *open.plan);
-        plan.read_bound = plan.read_bound.max(seq.bound * self.config.block_size);
-        let (first, queries) = (plan.segments.len(), (row.redirected + row.tokens) as usize);
-        let queries = Span::new(plan.positions.len(), queries);
+        let Plan { positions, full: section, .. } = &mut *open.plan;
+        let end = claimed.end;
+        section.read_bound = section.read_bound.max(seq.bound * self.config.block_size);
+        let (first, queries) = (section.segments.len(), (row.redirected + row.tokens) as usize);
+        let queries = Span::new(positions.len(), queries);
         let is_decode = queries.len == 1 && row.redirected == 0;
         if is_decode {
-            plan.positions.push(claimed.start);
-            plan.write_slots.push(self.slot(seq, claimed.start));
+            positions.push(claimed.start);
+            section.write_slots.push(self.slot(seq, claimed.start));
         } else {
-            plan.positions.extend(claimed.start - row.redirected..end);
+            positions.extend(claimed.start - row.redirected..end);
             let redirected = claimed.start - row.redirected..claimed.start;
-            plan.write_slots.extend(redirected.map(|position| self.size.within(position)));
-            self.write_slots(seq, claimed.start, end, plan);
+            section.write_slots.extend(redirected.map(|position| self.size.within(position)));
+            self.write_slots(seq, claimed.start, end, section);
         }
         let read_len = if is_decode && self.extend_segments(row.seq, seq, end, open) {
             end
         } else {
             self.write_segments(row.seq, seq, end, open)
         };
-        open.plan.rows.push(PlanRow {
+        let section = &mut open.plan.full;
+        section.rows.push(PlanRow {
             seq: row.seq,
             queries,
-            segments: Span::new(first, open.plan.segments.len() - first),
+            segments: Span::new(first, section.segments.len() - first),
             read_len,
             mask: if queries.len == 1 { Mask::None } else { Mask::Causal },
             redirected: row.redirected,
@@ -134,39 +139,39 @@ impl<I: Index> BlockCache<I> {
     /// mask.
     fn write_frontier(&self, row: &ClaimedRow, seq: &Seq, claimed: Pending, open: &mut OpenPlan) {
         let block_size = self.config.block_size;
-        let plan = &mut *open.plan;
+        let Plan { positions, full: section, .. } = &mut *open.plan;
         let nodes = &seq.nodes;
         let frontier = claimed.start - seq.next..claimed.end - seq.next;
-        plan.kind = PlanKind::Explicit;
-        let queries = Span::new(plan.positions.len(), row.tokens as usize);
-        plan.positions.extend(frontier.clone().map(|node| seq.next + nodes.depth(node)));
-        self.write_slots(seq, claimed.start, claimed.end, plan);
-        let segments = plan.segments.len();
+        section.kind = PlanKind::Explicit;
+        let queries = Span::new(positions.len(), row.tokens as usize);
+        positions.extend(frontier.clone().map(|node| seq.next + nodes.depth(node)));
+        self.write_slots(seq, claimed.start, claimed.end, section);
+        let segments = section.segments.len();
         let prefix = self.write_segments(row.seq, seq, seq.next, open);
         let order = nodes.order(frontier.end);
         let slots = order.iter().map(|&node| self.slot(seq, seq.next + node));
         let at = open.place_once(slots);
-        let plan = &mut *open.plan;
-        plan.segments.push(Segment {
+        let section = &mut open.plan.full;
+        section.segments.push(Segment {
             pool: PoolId::default(),
             layout: Layout::Table { at, block: 1, offset: 0 },
             len: frontier.end,
             first: seq.next,
-            sparse: Some(plan.read_positions.len() as u32),
+            sparse: Some(section.read_positions.len() as u32),
         });
-        plan.read_positions.extend(order.iter().map(|&node| seq.next + nodes.depth(node)));
-        let at = plan.mask_words.len() as u32;
+        section.read_positions.extend(order.iter().map(|&node| seq.next + nodes.depth(node)));
+        let at = section.mask_words.len() as u32;
         let read_len = prefix + frontier.end;
-        let words_per_query = nodes.write_mask(frontier, prefix, None, |_| 0, &mut plan.mask_words);
-        plan.rows.push(PlanRow {
+        let words_per_query = nodes.write_mask(frontier, prefix, None, |_| 0, &mut section.mask_words);
+        section.rows.push(PlanRow {
             seq: row.seq,
             queries,
-            segments: Span::new(segments, plan.segments.len() - segments),
+            segments: Span::new(segments, section.segments.len() - segments),
             read_len,
             mask: Mask::Explicit { at, words_per_query },
             ..PlanRow::default()
         });
-        plan.read_bound = plan.read_bound.max(seq.bound * block_size);
+        section.read_bound = section.read_bound.max(seq.bound * block_size);
     }
 
     fn slot(&self, seq: &Seq, row: u32) -> u32 {
@@ -174,15 +179,15 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Slot mapping of rows `start .. end`.
-    fn write_slots(&self, seq: &Seq, start: u32, end: u32, plan: &mut Plan) {
+    fn write_slots(&self, seq: &Seq, start: u32, end: u32, section: &mut Section) {
         if self.size.rows() == 1 {
-            return seq.table.blocks().copy(start..end, &mut plan.write_slots);
+            return seq.table.blocks().copy(start..end, &mut section.write_slots);
         }
         let mut at = start;
         while at < end {
             let rows = (self.size.rows() - self.size.within(at)).min(end - at);
             let first = self.slot(seq, at);
-            plan.write_slots.extend(first..first + rows);
+            section.write_slots.extend(first..first + rows);
             at += rows;
         }
     }

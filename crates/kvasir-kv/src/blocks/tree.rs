@@ -9,7 +9,7 @@ use crate::blocks::index::Index;
 use crate::contract::capabilities::Tree;
 use crate::contract::error::CacheError;
 use crate::contract::ids::SeqId;
-use crate::contract::plan::SlotCopy;
+use crate::contract::section::SlotCopy;
 
 /// Draft nodes lie in the sequence's own blocks, node `n` in the row `n` past its last position.
 impl<I: Index> Tree for BlockCache<I> {

@@ -9,7 +9,7 @@ use crate::contract::cache::Cache;
 use crate::contract::capabilities::{Rewind, Sequences, Tree};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId};
-use crate::contract::plan::SlotCopy;
+use crate::contract::section::SlotCopy;
 use crate::shared::draft_nodes::DraftNodes;
 use std::ops::Range;
 

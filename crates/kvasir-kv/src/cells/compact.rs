@@ -8,7 +8,7 @@ use crate::cells::Cells;
 use crate::contract::capabilities::MemoryHints;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{SeqId, Slot};
-use crate::contract::plan::SlotCopy;
+use crate::contract::section::SlotCopy;
 
 impl MemoryHints for Cells {
     fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {

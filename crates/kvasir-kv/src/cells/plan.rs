@@ -14,7 +14,9 @@ use crate::cells::{Cells, Row, Sequence, Written};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, StepId};
 use crate::contract::mask::{Mask, set_range, words_for};
-use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::contract::plan::Plan;
+use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment};
+use crate::contract::span::{PoolId, Span};
 use crate::shared::plan_writer::{OpenPlan, Placed};
 use std::ops::Range;
 
@@ -44,17 +46,18 @@ impl Cells {
             return Err(error);
         }
         self.writer.end(open);
-        let moved = plan.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
+        let section = &mut plan.full;
+        let moved = section.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
         let mut bound = self.cells.high_water();
-        if let ([row], [segment]) = (&flight.rows[..], &plan.segments[..])
-            && plan.kind == PlanKind::Ragged
+        if let ([row], [segment]) = (&flight.rows[..], &section.segments[..])
+            && section.kind == PlanKind::Ragged
             && self.seqs.get(row.seq)?.entries.index_of(row.end) == segment.len
             && segment.layout == (Layout::Run { start: 0 })
         {
-            plan.kind = PlanKind::Contiguous;
+            section.kind = PlanKind::Contiguous;
             bound = segment.len;
         }
-        plan.read_bound = bound.max(moved);
+        section.read_bound = bound.max(moved);
         Ok(())
     }
 
@@ -71,14 +74,14 @@ impl Cells {
                 return Ok(());
             }
         }
-        let plan = &mut *open.plan;
+        let Plan { positions, full: section, .. } = &mut *open.plan;
         let (start, end) = (entries.index_of(row.start), entries.index_of(row.end));
         if row.end.saturating_sub(row.start) != row.tokens || end - start != row.tokens {
             return Err(CacheError::RowGone(row.seq));
         }
         if !is_newest {
-            plan.positions.extend(row.start..row.end);
-            entries.slots().copy(start..end, &mut plan.write_slots);
+            positions.extend(row.start..row.end);
+            entries.slots().copy(start..end, &mut section.write_slots);
         }
         // The first visible entry rises with the query's position, so the first query's bounds the
         // read.
@@ -89,56 +92,56 @@ impl Cells {
         } else if from(row.end - 1) == read.start {
             Mask::Causal
         } else {
-            plan.kind = PlanKind::Explicit;
-            let at = plan.mask_words.len();
+            section.kind = PlanKind::Explicit;
+            let at = section.mask_words.len();
             let per_query = words_for(read.end - read.start) as usize;
-            plan.mask_words.resize(at + per_query * row.tokens as usize, 0);
-            for (query, words) in plan.mask_words[at..].chunks_mut(per_query).enumerate() {
+            section.mask_words.resize(at + per_query * row.tokens as usize, 0);
+            for (query, words) in section.mask_words[at..].chunks_mut(per_query).enumerate() {
                 let query = query as u32;
                 set_range(words, from(row.start + query) - read.start, start + query + 1 - read.start);
             }
             Mask::Explicit { at: at as u32, words_per_query: per_query as u32 }
         };
-        let first_segment = plan.segments.len();
+        let first_segment = section.segments.len();
         self.push_entries(row, seq, read.clone(), open);
-        push_row(row, queries, first_segment, read.end - read.start, mask, open.plan);
+        push_row(row, queries, first_segment, read.end - read.start, mask, &mut open.plan.full);
         Ok(())
     }
 
     /// A draft tree: the owned entries, then the nodes in order of position, under an ancestor
     /// mask.
     fn plan_nodes(&self, row: &Row, seq: &Sequence, open: &mut OpenPlan) -> Result<(), CacheError> {
-        let plan = &mut *open.plan;
+        let Plan { positions, full: section, .. } = &mut *open.plan;
         let (entries, frontier) = (&seq.entries, row.start..row.end);
         let Some(slots) = seq.node_slots.get(row.start as usize..row.end as usize) else {
             return Err(CacheError::RowGone(row.seq));
         };
-        plan.kind = PlanKind::Explicit;
+        section.kind = PlanKind::Explicit;
         let base = entries.next_position();
         let position = |node: u32| base + seq.nodes.depth(node);
-        let queries = Span::new(plan.positions.len(), slots.len());
-        plan.positions.extend(frontier.clone().map(position));
-        plan.write_slots.extend_from_slice(slots);
+        let queries = Span::new(positions.len(), slots.len());
+        positions.extend(frontier.clone().map(position));
+        section.write_slots.extend_from_slice(slots);
         let from = |depth: u32| entries.index_of(self.sees_from(base + depth));
         let lowest = frontier.clone().map(|node| seq.nodes.depth(node)).min().unwrap_or(0);
         let read = from(lowest)..entries.len();
         let prefix = read.end - read.start;
-        let first_segment = plan.segments.len();
+        let first_segment = section.segments.len();
         self.push_entries(row, seq, read.clone(), open);
         let order = seq.nodes.order(row.end);
         let slots = order.iter().map(|&node| seq.node_slots[node as usize]);
         let at = open.place_once(slots);
-        let plan = &mut *open.plan;
-        let sparse = Some(plan.read_positions.len() as u32);
-        plan.read_positions.extend(order.iter().map(|&node| position(node)));
+        let section = &mut open.plan.full;
+        let sparse = Some(section.read_positions.len() as u32);
+        section.read_positions.extend(order.iter().map(|&node| position(node)));
         let layout = Layout::Table { at, block: 1, offset: 0 };
-        plan.segments.push(Segment { pool: PoolId(0), layout, len: row.end, first: base, sparse });
-        let at = plan.mask_words.len() as u32;
+        section.segments.push(Segment { pool: PoolId(0), layout, len: row.end, first: base, sparse });
+        let at = section.mask_words.len() as u32;
         let prefix_from = |depth: u32| from(depth) - read.start;
         let words_per_query =
-            seq.nodes.write_mask(frontier, prefix, self.window, prefix_from, &mut plan.mask_words);
+            seq.nodes.write_mask(frontier, prefix, self.window, prefix_from, &mut section.mask_words);
         let mask = Mask::Explicit { at, words_per_query };
-        push_row(row, queries, first_segment, prefix + row.end, mask, plan);
+        push_row(row, queries, first_segment, prefix + row.end, mask, section);
         Ok(())
     }
 
@@ -156,7 +159,7 @@ impl Cells {
             } else {
                 Placed::default()
             };
-            push_run(entries, first, run, split, placed, open.plan);
+            push_run(entries, first, run, split, placed, &mut open.plan.full);
         }
     }
 
@@ -172,8 +175,8 @@ impl Cells {
         let placed = open.place_tail(row.seq, entries.changes(), (heap - split) as usize, tail);
         let Some(placed) = placed else { return false };
         let first_segment = open.plan.segments.len();
-        push_run(entries, entries.first_position(), 0..entries.len(), split, placed, open.plan);
-        push_row(row, queries, first_segment, entries.len(), Mask::None, open.plan);
+        push_run(entries, entries.first_position(), 0..entries.len(), split, placed, &mut open.plan.full);
+        push_row(row, queries, first_segment, entries.len(), Mask::None, &mut open.plan.full);
         true
     }
 
@@ -201,34 +204,41 @@ fn push_run(
     run: Range<u32>,
     split: u32,
     placed: Placed,
-    plan: &mut Plan,
+    section: &mut Section,
 ) {
     let cut = (entries.slots().heap().len() as u32).clamp(split, run.end);
     let position = |entry: u32| first + (entry - run.start);
     if run.start < split {
         let start = entries.first() + run.start;
-        push_segment(Layout::Run { start }, position(run.start), split - run.start, plan);
+        push_segment(Layout::Run { start }, position(run.start), split - run.start, section);
     }
     let table = |at| Layout::Table { at, block: 1, offset: 0 };
     if split < cut {
-        push_segment(table(placed.heap), position(split), cut - split, plan);
+        push_segment(table(placed.heap), position(split), cut - split, section);
     }
     if cut < run.end {
-        push_segment(table(placed.tail), position(cut), run.end - cut, plan);
+        push_segment(table(placed.tail), position(cut), run.end - cut, section);
     }
 }
 
 #[inline(always)]
-fn push_segment(layout: Layout, first: Position, len: u32, plan: &mut Plan) {
-    plan.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse: None });
+fn push_segment(layout: Layout, first: Position, len: u32, section: &mut Section) {
+    section.segments.push(Segment { pool: PoolId(0), layout, len, first, sparse: None });
 }
 
 #[inline(always)]
-fn push_row(row: &Row, queries: Span, first_segment: usize, read_len: u32, mask: Mask, plan: &mut Plan) {
-    plan.rows.push(PlanRow {
+fn push_row(
+    row: &Row,
+    queries: Span,
+    first_segment: usize,
+    read_len: u32,
+    mask: Mask,
+    section: &mut Section,
+) {
+    section.rows.push(PlanRow {
         seq: row.seq,
         queries,
-        segments: Span::new(first_segment, plan.segments.len() - first_segment),
+        segments: Span::new(first_segment, section.segments.len() - first_segment),
         read_len,
         mask,
         ..PlanRow::default()

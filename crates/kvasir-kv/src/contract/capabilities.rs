@@ -11,7 +11,7 @@
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, Token};
 use crate::contract::kv_event::KvEvent;
-use crate::contract::plan::SlotCopy;
+use crate::contract::section::SlotCopy;
 use crate::contract::usage::BlockUse;
 use serde::{Deserialize, Serialize};
 

@@ -14,7 +14,9 @@
 
 use crate::contract::ids::{Position, Slot};
 use crate::contract::mask::{Mask, set_range, words_for};
-use crate::contract::plan::{Layout, Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::contract::plan::Plan;
+use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment};
+use crate::contract::span::{PoolId, Span};
 
 /// Rewrites any plan into the explicit-mask form; keeps its memory from plan to plan. All batch
 /// rows then read one *window*: every slot that some row reads, once, in rising order of position.
@@ -26,34 +28,45 @@ pub struct Lowering {
 
 impl Lowering {
     /// Writes the explicit-mask form of `plan` into `out`, reusing its memory. Takes time and mask
-    /// bits in proportion to queries times slots read; sorts the window.
+    /// bits in proportion to queries times slots read; sorts the window. Sections of window groups
+    /// are lowered likewise; states are copied as they are.
     pub fn lower(&mut self, plan: &Plan, out: &mut Plan) {
         out.reset(plan.step, plan.generation);
-        out.kind = PlanKind::Explicit;
-        out.moves.extend_from_slice(&plan.moves);
         out.positions.extend_from_slice(&plan.positions);
-        out.write_slots.extend_from_slice(&plan.write_slots);
-        out.read_bound = plan.read_bound;
+        out.states.clone_from(&plan.states);
+        self.lower_section(&plan.full, &mut out.full);
+        out.windows.resize_with(plan.windows.len(), Section::default);
+        for (section, out) in plan.windows.iter().zip(&mut out.windows) {
+            self.lower_section(section, out);
+        }
+    }
+
+    /// Writes the explicit-mask form of `section` into `out`, which must be empty.
+    fn lower_section(&mut self, section: &Section, out: &mut Section) {
+        out.kind = PlanKind::Explicit;
+        out.moves.extend_from_slice(&section.moves);
+        out.write_slots.extend_from_slice(&section.write_slots);
+        out.read_bound = section.read_bound;
         self.window.clear();
-        for row in &plan.rows {
-            self.window.extend(plan.entries(row).map(|(pool, slot, position)| (position, pool, slot)));
+        for row in &section.rows {
+            self.window.extend(section.entries(row).map(|(pool, slot, position)| (position, pool, slot)));
         }
         self.window.sort_unstable();
         self.window.dedup();
         self.push_window(out);
         let (segments, read_len) = (Span::new(0, out.segments.len()), self.window.len() as u32);
-        for row in &plan.rows {
+        for row in &section.rows {
             if row.read_len == 0 {
                 out.rows.push(PlanRow { segments: Span::default(), ..*row });
                 continue;
             }
-            let mask = self.push_mask(plan, row, out);
+            let mask = self.push_mask(section, row, out);
             out.rows.push(PlanRow { segments, read_len, mask, left_pad_blocks: 0, ..*row });
         }
     }
 
     /// Writes the window: one segment per stretch in one pool.
-    fn push_window(&self, out: &mut Plan) {
+    fn push_window(&self, out: &mut Section) {
         for stretch in self.window.chunk_by(|a, b| a.1 == b.1) {
             let Some(&(first, pool, start)) = stretch.first() else { continue };
             let layout = if stretch.iter().zip(start..).all(|(entry, slot)| entry.2 == slot) {
@@ -74,12 +87,12 @@ impl Lowering {
     }
 
     /// Writes the mask of one batch row over the window.
-    fn push_mask(&mut self, plan: &Plan, row: &PlanRow, out: &mut Plan) -> Mask {
+    fn push_mask(&mut self, section: &Section, row: &PlanRow, out: &mut Section) -> Mask {
         let window = &self.window;
         let column =
             |(pool, slot, position)| window.partition_point(|entry| *entry < (position, pool, slot)) as u32;
         self.columns.clear();
-        self.columns.extend(plan.entries(row).map(column));
+        self.columns.extend(section.entries(row).map(column));
         let per_query = words_for(window.len() as u32);
         let at = out.mask_words.len();
         out.mask_words.resize(at + (per_query * row.queries.len) as usize, 0);
@@ -98,7 +111,7 @@ impl Lowering {
                 }
                 _ => {
                     let seen =
-                        self.columns.iter().zip(0..).filter(|&(_, entry)| plan.sees(row, query, entry));
+                        self.columns.iter().zip(0..).filter(|&(_, entry)| section.sees(row, query, entry));
                     seen.for_each(|(&column, _)| set_range(words, column, column + 1));
                 }
             }

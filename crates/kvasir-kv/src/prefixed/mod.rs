@@ -20,7 +20,9 @@ use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::mask::{Mask, set_range, shift_into, words_for};
-use crate::contract::plan::{Plan, PlanKind, PlanRow, PoolId, Segment, Span};
+use crate::contract::plan::Plan;
+use crate::contract::section::{PlanKind, PlanRow, Section, Segment};
+use crate::contract::span::{PoolId, Span};
 use crate::contract::usage::{BlockUse, PoolUsage};
 use crate::prefixed::shared_prefix::{Lease, SharedPrefix};
 use std::ops::Range;
@@ -56,19 +58,20 @@ impl<C: Cache + ?Sized> Prefixed<C> {
 
     /// Shifts a plan of the inner cache behind the prefix.
     fn offset_plan(&self, plan: &mut Plan) {
-        if plan.kind == PlanKind::Contiguous {
-            plan.kind = PlanKind::Ragged;
-        }
         plan.positions.iter_mut().for_each(|position| *position += self.shape.base);
-        plan.read_positions.iter_mut().for_each(|position| *position += self.shape.base);
-        let (segments, words) = (plan.segments.len(), plan.mask_words.len());
-        for i in 0..plan.rows.len() {
-            self.lift_row(plan, i);
+        let section = &mut plan.full;
+        if section.kind == PlanKind::Contiguous {
+            section.kind = PlanKind::Ragged;
+        }
+        section.read_positions.iter_mut().for_each(|position| *position += self.shape.base);
+        let (segments, words) = (section.segments.len(), section.mask_words.len());
+        for i in 0..section.rows.len() {
+            self.lift_row(section, i);
         }
         // The rewritten segments and masks stand behind their originals, which go now.
-        plan.segments.drain(..segments);
-        plan.mask_words.drain(..words);
-        for row in &mut plan.rows {
+        section.segments.drain(..segments);
+        section.mask_words.drain(..words);
+        for row in &mut section.rows {
             row.segments.start -= segments as u32;
             if let Mask::Explicit { at, .. } = &mut row.mask {
                 *at -= words as u32;
@@ -77,28 +80,28 @@ impl<C: Cache + ?Sized> Prefixed<C> {
     }
 
     /// Rewrites one batch row's segments and mask at the end of the lists.
-    fn lift_row(&self, plan: &mut Plan, i: usize) {
-        let mut row = plan.rows[i];
-        let start = plan.segments.len();
-        self.prefix.push_segments(self.shape.base, &mut plan.segments);
+    fn lift_row(&self, section: &mut Section, i: usize) {
+        let mut row = section.rows[i];
+        let start = section.segments.len();
+        self.prefix.push_segments(self.shape.base, &mut section.segments);
         for own in row.segments.range() {
-            let segment = plan.segments[own];
-            plan.segments.push(Segment { first: segment.first + self.shape.base, ..segment });
+            let segment = section.segments[own];
+            section.segments.push(Segment { first: segment.first + self.shape.base, ..segment });
         }
-        row.segments = Span::new(start, plan.segments.len() - start);
+        row.segments = Span::new(start, section.segments.len() - start);
         row.read_len += self.shape.base;
         if let Mask::Explicit { at, words_per_query } = row.mask {
-            row.mask = self.extended_mask(plan, &row, at, words_per_query);
+            row.mask = self.extended_mask(section, &row, at, words_per_query);
         }
-        plan.rows[i] = row;
+        section.rows[i] = row;
     }
 
     /// The mask over prefix plus own read: all prefix bits set, then the inner mask, which begins
     /// at word `from` with `words` words per query.
-    fn extended_mask(&self, plan: &mut Plan, row: &PlanRow, from: u32, words: u32) -> Mask {
-        let (at, per_query) = (plan.mask_words.len(), words_for(row.read_len));
-        plan.mask_words.resize(at + (per_query * row.queries.len) as usize, 0);
-        let (inner, extended) = plan.mask_words.split_at_mut(at);
+    fn extended_mask(&self, section: &mut Section, row: &PlanRow, from: u32, words: u32) -> Mask {
+        let (at, per_query) = (section.mask_words.len(), words_for(row.read_len));
+        section.mask_words.resize(at + (per_query * row.queries.len) as usize, 0);
+        let (inner, extended) = section.mask_words.split_at_mut(at);
         for query in 0..row.queries.len {
             let inner = &inner[(from + query * words) as usize..][..words as usize];
             let extended = &mut extended[(query * per_query) as usize..][..per_query as usize];

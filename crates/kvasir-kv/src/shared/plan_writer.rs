@@ -22,7 +22,9 @@
 //! `tests/contiguous_tree_and_cells.rs`) and by `tests/allocation.rs`.
 
 use crate::contract::ids::{BlockId, SeqId, StepId};
-use crate::contract::plan::{Plan, PlanTable, Span};
+use crate::contract::plan::Plan;
+use crate::contract::plan_table::PlanTable;
+use crate::contract::span::Span;
 use crate::shared::tail_buffered::TailBuffered;
 use std::ops::Range;
 use std::sync::Arc;

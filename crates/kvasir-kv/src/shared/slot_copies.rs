@@ -8,7 +8,7 @@
 //! execution.
 
 use crate::contract::ids::StepId;
-use crate::contract::plan::SlotCopy;
+use crate::contract::section::SlotCopy;
 use crate::contract::usage::BlockUse;
 use std::collections::{BTreeMap, VecDeque};
 
