@@ -133,6 +133,8 @@ const GROUPS: [Group; 16] = [
         rest: &[
             "tp",
             "rank-control",
+            "ep",
+            "prefill-coalescing",
             "role",
             "kv-events",
             "kv-events-replay",

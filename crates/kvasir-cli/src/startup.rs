@@ -11,15 +11,15 @@ use crate::options::resolve::setup_of;
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
 use kvasir::{
-    AnyExecutor, DEFAULT_SLOTS, EngineConfig, Error, LoadedModel, ModelCard, OpenedModel, PackedFile,
-    PackedWeights, Precision, PrefillProgress, Rank, Speculation,
+    AnyExecutor, DEFAULT_SLOTS, EngineConfig, Error, ExpertReplica, LoadedModel, ModelCard, OpenedModel,
+    PackedFile, PackedWeights, Precision, PrefillProgress, Rank, Speculation,
 };
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Engine, Replicas, Role, Route};
 use kvasir_exec::{RankControl, Ranks};
 use kvasir_fleet::{
-    Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, RankGroup, StepBroadcast, StepHashes,
-    WorkerCommand,
+    Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, RankGroup, ReplicaMember, StepBroadcast,
+    StepHashes, WorkerCommand,
 };
 use kvasir_serve::{
     StepFeed,
@@ -100,6 +100,16 @@ pub(crate) struct Leader<'a> {
     pub(crate) by_requests: bool,
 }
 
+/// The other processes that compute the steps of an engine.
+pub(crate) enum Peers<'a> {
+    /// None: the engine computes alone.
+    None,
+    /// The other ranks of its tensor-parallel group.
+    Ranks(Leader<'a>),
+    /// The replicas with which it shares the experts. The opened model must be divided already.
+    Experts(Arc<ReplicaMember>),
+}
+
 /// An engine that is ready to serve, with its loaded model, facts and setup.
 pub(crate) struct ReadyEngine {
     pub(crate) engine: Engine<AnyExecutor>,
@@ -145,18 +155,18 @@ impl EngineFacts {
 }
 
 impl ReadyEngine {
-    /// Loads an opened model and builds its engine, with a warm-up if `warms_up`. With a `leader`
-    /// it loads only the shard of rank 0, and starts the executors of the other ranks.
+    /// Loads an opened model and builds its engine, with a warm-up if `warms_up`. If it leads
+    /// ranks, it loads only the shard of rank 0, and starts the executors of the others.
     pub(crate) fn new(
         model: &ModelArgs,
         opened: OpenedModel,
         config: &EngineConfig,
         warms_up: bool,
-        leader: Option<Leader<'_>>,
+        peers: Peers<'_>,
     ) -> Result<Self, Failure> {
         let share = config.memory_share()?;
-        let loaded = match &leader {
-            Some(Leader { group, by_requests }) => {
+        let loaded = match &peers {
+            Peers::Ranks(Leader { group, by_requests }) => {
                 let ranks = group.member();
                 let control: Box<dyn RankControl> = if *by_requests {
                     Box::new(StepHashes::new(group.member()))
@@ -166,13 +176,17 @@ impl ReadyEngine {
                 let loaded = model.load_opened(shard(opened, 0, ranks.count())?)?;
                 loaded.among(Rank { ranks, control: Some(control) })
             }
-            None => model.load_opened(opened)?,
+            Peers::Experts(member) => {
+                let (exchange, control) = (Arc::clone(member) as Arc<_>, member.control());
+                model.load_opened(opened)?.sharing_experts(ExpertReplica { exchange, control })
+            }
+            Peers::None => model.load_opened(opened)?,
         };
         let in_memory = loaded.slots_in_memory(share).filter(|_| config.kv_capacity.is_none());
         let resolved = loaded.resolve(config, DEFAULT_SLOTS)?;
         let core = resolved.core()?;
         let setup = setup_of(&loaded, &resolved, &core);
-        if let Some(Leader { group, .. }) = leader {
+        if let Peers::Ranks(Leader { group, .. }) = peers {
             group.start_executors(core.cache().shape().capacity).map_err(Failure::failed)?;
         }
         let mut engine = loaded.engine(core, resolved.overlap)?;
@@ -242,7 +256,7 @@ impl Started {
         } else {
             (opened, None)
         };
-        let ready = ReadyEngine::new(model, opened, &config, service.warms_up, None)?;
+        let ready = ReadyEngine::new(model, opened, &config, service.warms_up, Peers::None)?;
         let ReadyEngine { engine, loaded, facts, setup } = ready;
         let (feed, observer) = StepFeed::new();
         let mut engine = engine.observe(observer);
@@ -292,6 +306,9 @@ impl Started {
             service;
         check_ranks(&opened, fleet.ranks)?;
         let engines = fleet.roles.len() as u32;
+        if fleet.shares_experts {
+            check_replicas(&opened, fleet.roles.len())?;
+        }
         let observer = ReplicaObserver::new(fleet.roles.len(), timeout);
         let (counted, logged) = (observer.clone(), reports.clone());
         let identity = identity(&opened, model, options);
@@ -303,6 +320,7 @@ impl Started {
         let started = Fleet::start(FleetConfig {
             roles: fleet.roles,
             route: fleet.route,
+            shares_experts: fleet.shares_experts,
             command: (fleet.command)(packed_file),
             identity,
             step_timeout: timeout,
@@ -350,6 +368,12 @@ fn check_ranks(opened: &OpenedModel, ranks: usize) -> Result<(), Failure> {
     part.map(drop).map_err(|why| Failure::usage(format!("--tp {ranks}: {why}")))
 }
 
+/// Checks that the experts of a model can be divided among this number of replicas.
+fn check_replicas(opened: &OpenedModel, replicas: usize) -> Result<(), Failure> {
+    let part = opened.model.target.for_replica(0, replicas);
+    part.map(drop).map_err(|why| Failure::usage(format!("--ep on: {why}")))
+}
+
 /// Records the KV events of an engine; an error names the option that needs them.
 pub(crate) fn record_kv_events(engine: &mut Engine<AnyExecutor>, option: &str) -> Result<(), Failure> {
     let recorded = engine.core_mut().record_kv_events();
@@ -365,6 +389,8 @@ pub(crate) struct FleetStart {
     pub(crate) roles: Vec<Role>,
     /// Ranks of each worker.
     pub(crate) ranks: usize,
+    /// Whether the workers share the experts of the model.
+    pub(crate) shares_experts: bool,
     pub(crate) route: Route,
     pub(crate) command: WorkerCommandFactory,
 }

@@ -14,9 +14,11 @@
 //! `Observer` (recorder, metrics) sees every scheduled and completed step and changes nothing.
 
 pub(crate) mod kv_transfer;
+pub(crate) mod lockstep;
 
 use crate::core::Core;
 use crate::engine::kv_transfer::Exporter;
+use crate::engine::lockstep::LockstepGroup;
 use crate::request::finish::{Fault, Refusal};
 use crate::request::ids::RequestId;
 use crate::request::params::Request;
@@ -75,6 +77,8 @@ pub trait Observer: Send {
     /// A step was postprocessed: its events are in `Core::events`, which may still hold undelivered
     /// earlier ones.
     fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, now: Nanos);
+    /// A dummy step has joined a step of other replicas; see [`Lockstep`](crate::Lockstep).
+    fn joined(&mut self, _core: &Core, _step: &Step, _now: Nanos) {}
     /// No request is left; some may have ended between two steps.
     fn idle(&mut self, _core: &Core) {}
 }
@@ -103,6 +107,8 @@ pub struct Engine<E: Executor> {
     meter: CostMeter,
     /// Exports K/V blocks of requests that another engine will decode.
     exporter: Option<Exporter>,
+    /// The replicas that run their steps together with this engine.
+    lockstep: Option<LockstepGroup>,
     ended: Option<Exit>,
 }
 
@@ -127,6 +133,7 @@ impl<E: Executor> Engine<E> {
             observers: Vec::new(),
             meter: CostMeter::default(),
             exporter: None,
+            lockstep: None,
             ended: None,
         }
     }
@@ -225,7 +232,8 @@ impl<E: Executor> Engine<E> {
     }
 
     /// One turn: schedules a step if one can be built, and completes the oldest steps in flight
-    /// beyond the overlap. Once the engine has ended, every later call returns the same again.
+    /// beyond the overlap. In lockstep, an engine that has nothing to run joins a step of the others.
+    /// Once the engine has ended, every later call returns the same again.
     pub fn step(&mut self) -> Result<Turn, Exit> {
         if let Some(exit) = &self.ended {
             return Err(exit.clone());
@@ -237,7 +245,7 @@ impl<E: Executor> Engine<E> {
             self.complete_oldest()?;
             ran = true;
         }
-        if ran {
+        if ran || self.join_step()? {
             return Ok(Turn::Ran);
         }
         if !self.core.is_idle() {
@@ -276,6 +284,9 @@ impl<E: Executor> Engine<E> {
     fn schedule_next(&mut self) -> Result<bool, Exit> {
         let now = self.now();
         self.core.set_costs(self.meter.costs());
+        if let Some(lockstep) = &mut self.lockstep {
+            lockstep.coalesce(&mut self.core, now);
+        }
         let Some(step) = self.core.schedule(now) else { return Ok(false) };
         for (row, spec) in self.core.take_binds() {
             self.executor.bind(row, spec);

@@ -43,6 +43,8 @@ pub enum Message {
     EndSession(SessionId),
     /// Add blocks that another engine has computed to the prefix cache.
     Import(Box<KvImport>),
+    /// Another replica of its lockstep group has begun a step: join it. Changes nothing else.
+    JoinStep,
     /// Exit once all requests have ended.
     Drain,
     /// Exit now; every request is aborted with a final event.
@@ -204,6 +206,8 @@ impl ServingLoop {
             Message::Cut { session, range } => engine.core_mut().cut_session(session, range),
             Message::EndSession(session) => engine.core_mut().end_session(session),
             Message::Import(import) => engine.import_kv(*import),
+            // The next turn joins the step.
+            Message::JoinStep => {}
             Message::Drain => self.draining = true,
             Message::Exit => self.exit = Some(Exit::Requested),
         }

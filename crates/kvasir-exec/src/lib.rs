@@ -83,7 +83,8 @@
 //! 6. `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
 //!
 //! `background.rs` runs an executor on its own thread. `ranks.rs` defines all-reduce and all-gather
-//! for tensor parallelism. `ranked.rs` wraps the executor of one tensor-parallel rank.
+//! for tensor parallelism. `experts.rs` defines the exchange of rows for expert parallelism.
+//! `ranked.rs` keeps the executor of a rank or a replica in lockstep with the others.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.
@@ -93,6 +94,7 @@
 mod background;
 mod batch;
 mod executor;
+mod experts;
 mod fitting;
 mod kv_rows;
 mod output;
@@ -104,6 +106,7 @@ mod sampler_row;
 pub use crate::background::Background;
 pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, PoolRow, RowKind, StepKind};
 pub use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
+pub use crate::experts::{ComputeExperts, DispatchRows, ExpertExchange, NO_EXPERT, StoreOutput};
 pub use crate::fitting::{Fitting, Original};
 pub use crate::kv_rows::{KvAccess, KvLayout, KvRows, NoKvAccess};
 pub use crate::output::{DraftCandidate, DraftProposal, Drawn, NO_TOKEN, Output, OutputRow, TokenLogprobs};

@@ -101,6 +101,9 @@ pub struct Output {
     /// Why the draft model failed after this step, which then has no proposals.
     #[serde(default)]
     pub draft_error: Option<String>,
+    /// Tokens that each data-parallel replica fed in this step, if the replicas run in lockstep.
+    #[serde(default)]
+    pub num_tokens_across_dp: Vec<u32>,
 }
 
 /// The sampling result of one row of a step.
@@ -133,6 +136,7 @@ impl Output {
         self.candidates.clear();
         self.draft_ns = 0;
         self.draft_error = None;
+        self.num_tokens_across_dp.clear();
     }
 
     /// Removes the entries of the batch's dummy rows, `rows` being its rows, and counts their tokens.

@@ -66,7 +66,9 @@ impl Pending {
             Message::Fork { from, into, .. } => is_own(from) || into.iter().any(is_own),
             Message::Rewind { session, .. } | Message::Cut { session, .. } => is_own(session),
             Message::EndSession(session) => is_own(session),
-            Message::Add { .. } | Message::Import(_) | Message::Drain | Message::Exit => false,
+            Message::Add { .. } | Message::Import(_) | Message::JoinStep | Message::Drain | Message::Exit => {
+                false
+            }
         }
     }
 

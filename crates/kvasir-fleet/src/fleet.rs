@@ -6,6 +6,7 @@
 
 use crate::directory::SocketDirectory;
 use crate::error::FleetError;
+use crate::experts::create_memory;
 use crate::front::Front;
 use crate::kv_publisher::KvPublisher;
 use crate::message::{Facts, FromWorker, Identity, ToWorker};
@@ -36,6 +37,8 @@ pub struct FleetConfig {
     pub roles: Vec<Role>,
     /// Routing policy.
     pub route: Route,
+    /// Whether the replicas share their experts: they run steps together and restart together.
+    pub shares_experts: bool,
     /// Command that starts a worker.
     pub command: WorkerCommand,
     /// Version, model and options, which every worker must match.
@@ -66,10 +69,11 @@ impl Fleet {
     /// Starts the workers, and waits until all of them are ready.
     pub fn start(config: FleetConfig) -> Result<Self, FleetError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let FleetConfig { roles, route, command, identity, step_timeout, .. } = config;
+        let FleetConfig { roles, route, shares_experts, command, identity, step_timeout, .. } = config;
         let FleetConfig { kv_events, on_counters, on_log, .. } = config;
         let (directory, replicas) = (SocketDirectory::create()?, roles.len());
         let segments = create_segments(&roles)?;
+        let experts = shares_experts.then(create_memory).transpose()?;
         let (commands_to, commands) = unbounded_channel();
         let (ended_to, ended) = unbounded_channel();
         let started = runtime.block_on(async {
@@ -84,6 +88,7 @@ impl Fleet {
                 ended,
                 kv_events,
                 segments,
+                experts,
                 on_counters,
                 on_log,
                 directory,
@@ -102,7 +107,7 @@ impl Fleet {
         let watchdog = Watchdog::new(replicas, step_timeout);
         let router = RouterConfig { block_size: facts.block_size, ..RouterConfig::new(route) };
         let mut front = Front::new(RoleRouter::new(router, roles), replicas);
-        (0..replicas).for_each(|replica| front.worker_ready(replica));
+        front.workers_ready(0..replicas);
         let fleet = Self { runtime, workers, front, facts, handle, commands, watchdog };
         fleet.publish();
         Ok(fleet)
@@ -218,7 +223,7 @@ impl ServingFleet<'_> {
     fn due(&self) -> Option<Instant> {
         match self.phase {
             Phase::Exiting(until) => Some(until),
-            _ => self.workers.replicas.iter().filter_map(Replica::due).chain(self.watchdog.due()).min(),
+            _ => self.workers.due().into_iter().chain(self.watchdog.due()).min(),
         }
     }
 
@@ -242,7 +247,10 @@ impl ServingFleet<'_> {
                     }
                     if self.workers.replicas[replica].phase == ReplicaPhase::Ready {
                         (self.workers.on_log)(false, &format!("replica {replica} is ready"));
-                        self.front.worker_ready(replica);
+                    }
+                    let ready = self.workers.ready_with(replica);
+                    if !ready.is_empty() {
+                        self.front.workers_ready(ready);
                     }
                     self.publish();
                 }
@@ -392,6 +400,13 @@ impl ServingFleet<'_> {
         if let Some(publisher) = &mut self.workers.kv_events {
             // The next process begins with an empty cache.
             publisher.publish(replica, &[KvEvent::AllBlocksCleared]);
+        }
+        for other in self.workers.end_group(replica) {
+            let line =
+                format!("replica {other} restarts, because it shares its experts with replica {replica}");
+            (self.workers.on_log)(false, &line);
+            // Its requests are not to blame for the end of the process.
+            self.front.drain(other);
         }
         self.front.worker_lost(replica, monotonic::now());
         self.publish();

@@ -96,7 +96,8 @@ impl Front {
         self.run_counts.get(replica).copied().unwrap_or_default()
     }
 
-    /// Handles a message of the caller; ignores `Import`, `Drain` and `Exit`.
+    /// Handles a message of the caller; ignores `Import`, `JoinStep`, `Drain` and
+    /// `Exit`.
     pub(crate) fn take(&mut self, message: Message, now: Nanos) {
         match message {
             Message::Add { mut request, n } => {
@@ -133,7 +134,7 @@ impl Front {
                 None => self.outbox.retained.push((session, 0)),
             },
             Message::EndSession(session) => self.end_session(session),
-            Message::Import(_) | Message::Drain | Message::Exit => {}
+            Message::Import(_) | Message::JoinStep | Message::Drain | Message::Exit => {}
         }
     }
 
@@ -193,10 +194,12 @@ impl Front {
         is_gapless
     }
 
-    /// A worker accepts requests from now on.
-    pub(crate) fn worker_ready(&mut self, replica: usize) {
-        self.is_ready[replica] = true;
-        self.router.set_available(replica, true);
+    /// These workers accept requests from now on.
+    pub(crate) fn workers_ready(&mut self, replicas: impl IntoIterator<Item = usize>) {
+        for replica in replicas {
+            self.is_ready[replica] = true;
+            self.router.set_available(replica, true);
+        }
         self.place_waiting();
     }
 

@@ -19,6 +19,8 @@
 //! [`RankGroup`] and [`RankProcess`] run the tensor-parallel ranks of one engine, one process each,
 //! which communicate over shared memory.
 //!
+//! [`ReplicaMember`] joins the steps of replicas that share their experts, and exchanges their rows.
+//!
 //! [`LoadPublisher`] publishes the load of each engine, with a heartbeat, in SGLang's wire format.
 //!
 //! Messages are typed msgpack ([`message`]). They do not leave the host: the Unix sockets are in a
@@ -29,6 +31,7 @@
 mod constraint_builds;
 mod directory;
 mod error;
+mod experts;
 mod fleet;
 mod front;
 mod kv_connector;
@@ -56,6 +59,7 @@ mod workers;
 
 pub use crate::constraint_builds::BuildConstraint;
 pub use crate::error::FleetError;
+pub use crate::experts::{ReplicaConfig, ReplicaMember};
 pub use crate::fleet::{Fleet, FleetConfig};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::load_publisher::{BoundLoadPublisher, LoadPublisher, LoadPublisherError, SampleLoads};
@@ -64,7 +68,7 @@ pub use crate::ranks::{
     Affinity, BroadcastBench, BroadcastError, CommandLog, GroupConfig, GroupError, Member, OnRankLost,
     RankCommand, RankConfig, RankError, RankGroup, RankProcess, StepBroadcast, StepHashes,
 };
-pub use crate::replica::{WorkerArguments, WorkerCommand};
+pub use crate::replica::{WorkerArguments, WorkerCommand, WorkerStart};
 pub use crate::status::FleetHandle;
 pub use crate::step_watch::SubscribeSteps;
 pub use crate::worker::{ReadCounters, WorkerConfig, WorkerError, run_worker};

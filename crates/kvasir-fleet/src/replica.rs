@@ -21,16 +21,27 @@ use tokio::{
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// Makes a worker's arguments from the directory of the sockets, the index of the replica, and the number
-/// of processes that the replica had before.
-pub type WorkerArguments = Box<dyn Fn(&Path, u32, u32) -> Vec<OsString> + Send>;
+/// What a worker process is told at its start.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerStart<'a> {
+    /// Directory of the sockets.
+    pub directory: &'a Path,
+    /// Index of the replica.
+    pub replica: u32,
+    /// Number of processes that the replica had before.
+    pub generation: u32,
+    /// Inherited descriptor of the memory in which replicas exchange rows, if they share experts.
+    pub experts_memory: Option<i32>,
+}
+
+/// Makes a worker's arguments.
+pub type WorkerArguments = Box<dyn Fn(&WorkerStart<'_>) -> Vec<OsString> + Send>;
 
 /// The command that starts a worker.
 pub struct WorkerCommand {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments, computed from the socket directory, the index of the replica, and its
-    /// generation: the number of processes that the replica had before.
+    /// Its arguments.
     pub arguments: WorkerArguments,
 }
 
@@ -98,11 +109,13 @@ impl Replica {
         &mut self,
         command: &WorkerCommand,
         directory: &Path,
+        experts_memory: Option<i32>,
         ended: UnboundedSender<Ended>,
     ) -> io::Result<()> {
         let Header { replica, generation, .. } = self.header;
         let mut process = Command::new(&command.program);
-        process.args((command.arguments)(directory, replica, generation));
+        let start = WorkerStart { directory, replica, generation, experts_memory };
+        process.args((command.arguments)(&start));
         // Its own process group: an interrupt from the terminal is for the front only. The worker
         // exits when the pipe is closed, that is, when the front has ended.
         process.process_group(0).stdin(Stdio::piped()).kill_on_drop(true);
@@ -135,9 +148,11 @@ impl Replica {
         matches!(self.phase, ReplicaPhase::Ready | ReplicaPhase::Drained)
     }
 
-    /// When it next needs attention: a restart that is due, or a process that does not exit.
-    pub(crate) fn due(&self) -> Option<Instant> {
-        self.restart_at.into_iter().chain(self.kill_at).min()
+    /// Kills its process, because that of another replica of its group has ended. It restarts without
+    /// a delay of its own.
+    pub(crate) fn end_with_group(&mut self) {
+        self.is_ending = true;
+        self.kill();
     }
 
     /// Records that its process has ended, and schedules the restart: at once if it was told to

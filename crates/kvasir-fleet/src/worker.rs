@@ -7,6 +7,7 @@
 //! signals to terminate, because the front handles them and lets running answers end.
 
 use crate::constraint_builds::{BuildConstraint, ConstraintBuilds};
+use crate::experts::{LockstepInbox, ReplicaMember};
 use crate::kv_connector::KvConnector;
 use crate::message::{
     Exported, Facts, FromWorker, Header, Identity, MessageNumbers, PROTOCOL, ToWorker, decode, encode,
@@ -60,6 +61,8 @@ pub struct WorkerConfig {
     pub facts: Facts,
     /// Replicates the engine's inbox to the tensor-parallel ranks that run engines of their own.
     pub commands: Option<CommandLog>,
+    /// This replica's part of a group that shares its experts.
+    pub member: Option<Arc<ReplicaMember>>,
     /// CPU affinity of the calling thread and its helpers, if they are pinned.
     pub affinity: Option<Affinity>,
     /// Builds constraints.
@@ -114,6 +117,10 @@ pub fn run_worker<E: Executor>(mut config: WorkerConfig, engine: &mut Engine<E>)
     // roles for it, so `Message::Import` never reaches ranks that schedule by requests.
     let layout = engine.export_kv(Arc::new(send_export(exports_to, results.clone()))).ok();
     let (affinity, commands) = (config.affinity.take(), config.commands.take());
+    let lockstep = match config.member.take() {
+        Some(member) => Some(LockstepInbox::start(member, &messages, inbox.clone())?),
+        None => None,
+    };
     let start = || {
         thread::Builder::new().name("front".into()).spawn(exit_with_front)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -131,9 +138,10 @@ pub fn run_worker<E: Executor>(mut config: WorkerConfig, engine: &mut Engine<E>)
         None => engine.set_clock(monotonic::now),
     }
     let deliver = |outbox: &Outbox| drop(results.send(FromWorker::Results(outbox.clone())));
-    let exit = match &commands {
-        Some(commands) => engine.serve(commands.inbox(&messages), deliver),
-        None => engine.serve(&messages, deliver),
+    let exit = match (&commands, lockstep) {
+        (Some(commands), _) => engine.serve(commands.inbox(&messages), deliver),
+        (None, Some(lockstep)) => engine.serve(lockstep, deliver),
+        (None, None) => engine.serve(&messages, deliver),
     };
     let is_ordered = exit == Exit::Requested;
     // Fails only if the I/O thread has ended early.

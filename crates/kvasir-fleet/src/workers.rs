@@ -2,6 +2,7 @@
 
 use crate::directory::SocketDirectory;
 use crate::error::FleetError;
+use crate::experts::create_memory;
 use crate::front::{Front, WorkerMessage};
 use crate::kv_publisher::KvPublisher;
 use crate::message::{Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
@@ -37,6 +38,9 @@ pub(crate) struct Workers {
     pub(crate) kv_events: Option<KvPublisher>,
     /// Segments of the replicas of the prefill role.
     pub(crate) segments: Vec<Option<File>>,
+    /// The memory in which the replicas exchange rows, if they share experts. Each generation of the
+    /// group has its own.
+    pub(crate) experts: Option<File>,
     pub(crate) on_counters: OnCounters,
     pub(crate) on_log: OnLog,
     /// The last field, so that it is removed after the sockets are closed.
@@ -52,8 +56,9 @@ pub(crate) fn create_segments(roles: &[Role]) -> io::Result<Vec<Option<File>>> {
 impl Workers {
     /// Starts all processes and waits for their `Hello` messages.
     pub(crate) async fn start_all(&mut self) -> Result<Facts, FleetError> {
+        let experts = self.experts.as_ref().map(AsRawFd::as_raw_fd);
         for replica in &mut self.replicas {
-            replica.start(&self.command, self.directory.path(), self.ended_to.clone())?;
+            replica.start(&self.command, self.directory.path(), experts, self.ended_to.clone())?;
         }
         let mut smallest: Option<Facts> = None;
         while self.replicas.iter().any(|replica| replica.phase != ReplicaPhase::Ready) {
@@ -169,6 +174,18 @@ impl Workers {
         }
     }
 
+    /// When a restart is due, or a process that does not exit must be killed.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let restarts = self.replicas.iter().filter_map(|replica| replica.restart_at);
+        let restart = match self.experts {
+            None => restarts.min(),
+            // Replicas that share experts restart together.
+            Some(_) if self.any_runs() => None,
+            Some(_) => restarts.max(),
+        };
+        self.replicas.iter().filter_map(|replica| replica.kill_at).chain(restart).min()
+    }
+
     /// Starts the processes whose restart is due, and kills those that should have exited.
     pub(crate) fn start_due(&mut self) {
         let now = Instant::now();
@@ -177,14 +194,59 @@ impl Workers {
                 (self.on_log)(true, &format!("replica {index} does not exit and is killed"));
                 replica.kill();
             }
+        }
+        if self.due().is_none_or(|at| at > now) {
+            return;
+        }
+        if let Some(memory) = &mut self.experts {
+            match create_memory() {
+                Ok(created) => *memory = created,
+                Err(error) => {
+                    (self.on_log)(true, &format!("the replicas could not start: {error}"));
+                    return self.replicas.iter_mut().for_each(|replica| replica.ended(error.to_string()));
+                }
+            }
+        }
+        let experts = self.experts.as_ref().map(AsRawFd::as_raw_fd);
+        for index in 0..self.replicas.len() {
+            let replica = &mut self.replicas[index];
             if replica.restart_at.is_none_or(|at| at > now) {
                 continue;
             }
-            let started = replica.start(&self.command, self.directory.path(), self.ended_to.clone());
+            let started = replica.start(&self.command, self.directory.path(), experts, self.ended_to.clone());
             if let Err(error) = started {
                 (self.on_log)(true, &format!("replica {index} could not start: {error}"));
                 replica.ended(error.to_string());
+                self.end_group(index);
             }
+        }
+    }
+
+    /// If replicas share experts, kills the processes of all but `replica`, whose process has ended.
+    /// Returns the killed ones.
+    pub(crate) fn end_group(&mut self, replica: usize) -> Vec<usize> {
+        if self.experts.is_none() {
+            return Vec::new();
+        }
+        let others = self.replicas.iter_mut().enumerate();
+        let running = |(other, state): &(usize, &mut Replica)| {
+            *other != replica && state.process.is_some() && !state.is_ending
+        };
+        let killed = others.filter(running).map(|(other, state)| {
+            state.end_with_group();
+            other
+        });
+        killed.collect()
+    }
+
+    /// The replicas that accept requests because `replica` has become ready. Replicas that share
+    /// experts become ready together.
+    pub(crate) fn ready_with(&self, replica: usize) -> Vec<usize> {
+        let is_ready = |index: &usize| self.replicas[*index].phase == ReplicaPhase::Ready;
+        match self.experts {
+            None => Some(replica).into_iter().filter(is_ready).collect(),
+            Some(_) if !self.replicas.iter().all(Replica::accepts_messages) => Vec::new(),
+            Some(_) => (0..self.replicas.len()).filter(is_ready).collect(),
         }
     }
 

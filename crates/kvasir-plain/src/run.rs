@@ -10,10 +10,10 @@
 use crate::attention::{Attention, Pools, for_each_query, select_keys};
 use crate::mask::Reads;
 use crate::math::dot;
-use crate::mixture::{Routes, gated, mixture, route};
+use crate::mixture::{Routes, exchanged_mixture, gated, mixture, route};
 use crate::pool::{Part, Pool};
 use crate::weights::Weights;
-use kvasir_exec::{AllGatherBuffers, Batch, Ranks, StepError};
+use kvasir_exec::{AllGatherBuffers, Batch, ExpertExchange, Ranks, StepError};
 use kvasir_kv::{Plan, PoolId, Token};
 use kvasir_program::{
     Buffers, Collective, Holds, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId,
@@ -37,6 +37,8 @@ pub(crate) struct Job<'a> {
     pub(crate) hidden: &'a [f32],
     /// The other tensor-parallel ranks.
     pub(crate) ranks: Option<&'a dyn Ranks>,
+    /// The replicas that share the experts.
+    pub(crate) experts: Option<&'a dyn ExpertExchange>,
 }
 
 /// The execution state of one step.
@@ -180,6 +182,10 @@ impl<'a> Run<'a> {
                 y.iter_mut().zip(operands).for_each(|(y, (a, b))| *y = a + b);
             }
             Op::Mixture { x, routes, experts, .. } => {
+                if let Some(exchange) = self.job.experts {
+                    let routes = (&self.routes[routes][..], self.job.program.chosen(op));
+                    return exchanged_mixture(exchange, self.value(*x), routes, (experts, w), y, width);
+                }
                 let rows = self.rows(*x).zip(&self.routes[routes]);
                 for (y, (x, routes)) in y.chunks_exact_mut(width).zip(rows) {
                     mixture(x, routes, experts, w, y);

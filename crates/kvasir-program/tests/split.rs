@@ -146,3 +146,29 @@ fn part_boundaries_coincide_with_quantization_blocks() {
         "{error}"
     );
 }
+
+#[test]
+fn a_replica_has_its_experts_and_all_other_weights() {
+    let whole = target(qwen3_30b());
+    let expert = 3 * 2048 * 768;
+    for replica in 0..3 {
+        let part = whole.for_replica(replica, 3).unwrap();
+        let local = (replica + 1) * 128 / 3 - replica * 128 / 3;
+        let stored = |program: &Program| {
+            program.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum::<usize>()
+        };
+        assert_eq!(stored(&whole) - stored(&part), 48 * (128 - local) * expert);
+        assert_eq!((part.kv_width(), part.exchanged_row()), (whole.kv_width(), Some((2048, 8))));
+        assert_eq!(all_reduces(&part), 0);
+        assert!(part.check_replicas(3).is_ok() && part.check_replicas(1).is_err());
+        assert!(matches!(part.for_rank(0, 2), Err(SplitError::AlreadySplit { ranks: 3 })));
+    }
+    assert_eq!(whole.for_replica(0, 1).unwrap(), whole);
+    assert!(matches!(whole.for_replica(0, 129), Err(SplitError::Experts { experts: 128, ranks: 129, .. })));
+    let dense = target(json!({
+        "architectures": ["Qwen3ForCausalLM"], "head_dim": 16, "hidden_size": 64, "intermediate_size": 96,
+        "max_position_embeddings": 64, "num_attention_heads": 4, "num_hidden_layers": 1,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": true,
+        "vocab_size": 100}));
+    assert!(matches!(dense.for_replica(0, 2), Err(SplitError::NoExperts { .. })));
+}

@@ -83,7 +83,7 @@ pub use crate::hub::short_names::ShortNames;
 pub use crate::hub::{FetchProgress, HubName};
 pub use crate::inspection::{Inspection, KvFacts, MemoryPlan, TextSupport};
 pub use crate::kvasir::{Kvasir, Options};
-pub use crate::load::{LoadedModel, PackedWeights, Rank};
+pub use crate::load::{ExpertReplica, LoadedModel, PackedWeights, Rank};
 pub use crate::memory::{available_memory, available_memory_in};
 pub use crate::model::Model;
 pub use crate::model_card::ModelCard;

@@ -8,7 +8,7 @@ use crate::speculation::Speculation;
 use kvasir_cpu::{
     CpuExecutor, CpuModel, KvType, LoadOptions, Precision, RandomWeights, ThreadPool, WeightSource,
 };
-use kvasir_exec::{RankControl, RankExecutor, Ranks};
+use kvasir_exec::{Executor, ExpertExchange, Ran, RankControl, RankExecutor, Ranks};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::Program;
@@ -59,6 +59,7 @@ impl OpenedModel {
             kv: KvType::F32,
             batch_sizes: Vec::new(),
             rank: Mutex::new(None),
+            replica: Mutex::new(None),
         };
         if let Some(speculation) = loaded.speculation() {
             speculation.check_backend(loaded.backend())?;
@@ -80,6 +81,16 @@ pub struct LoadedModel {
     batch_sizes: Vec<u32>,
     /// The rank of its only executor, until that is built. `None` for an unsharded model.
     rank: Mutex<Option<Rank>>,
+    /// The replica of its only executor, until that is built. `None` for a model with all experts.
+    replica: Mutex<Option<ExpertReplica>>,
+}
+
+/// One replica of a group that shares its experts.
+pub struct ExpertReplica {
+    /// Exchanges rows with the other replicas.
+    pub exchange: Arc<dyn ExpertExchange>,
+    /// Joins the steps of the replicas.
+    pub control: Box<dyn RankControl>,
 }
 
 /// One rank of a tensor-parallel group.
@@ -171,6 +182,13 @@ impl LoadedModel {
         self
     }
 
+    /// Makes its executor one of the replicas that share the model's experts. The model must be
+    /// [divided](OpenedModel::for_replica) for the replica. Only one executor can then be built.
+    pub fn sharing_experts(mut self, replica: ExpertReplica) -> Self {
+        self.replica = Mutex::new(Some(replica));
+        self
+    }
+
     fn natural_kv(&self) -> KvType {
         match &self.weights {
             Weights::Cpu(model) => model.natural_kv(),
@@ -223,6 +241,9 @@ impl LoadedModel {
                     Some(drafting) => executor.drafting(drafting),
                     None => executor,
                 };
+                if let Some(ExpertReplica { exchange, control }) = self.take_replica()? {
+                    return joined(executor.sharing_experts(exchange), control);
+                }
                 let Some(Rank { ranks, control }) = self.take_rank()? else {
                     return Ok(AnyExecutor::Cpu(Box::new(executor)));
                 };
@@ -253,6 +274,9 @@ impl LoadedModel {
                     Some(drafting) => executor.drafting(drafting),
                     None => executor,
                 };
+                if let Some(ExpertReplica { exchange, control }) = self.take_replica()? {
+                    return joined(executor.sharing_experts(exchange), control);
+                }
                 let Some(Rank { ranks, control }) = self.take_rank()? else {
                     return Ok(AnyExecutor::Plain(executor));
                 };
@@ -275,6 +299,22 @@ impl LoadedModel {
         rank.map(Some).ok_or_else(|| {
             Error::Failed(
                 "the model is sharded for one rank: call `among` first, and build one executor only".into(),
+            )
+        })
+    }
+
+    /// Takes the replica for a new executor; `None` for a model with all of its experts. Fails at the
+    /// second call.
+    fn take_replica(&self) -> Result<Option<ExpertReplica>, Error> {
+        if self.program().expert_shard.is_none() {
+            return Ok(None);
+        }
+        let replica = self.replica.lock().unwrap_or_else(PoisonError::into_inner).take();
+        replica.map(Some).ok_or_else(|| {
+            Error::Failed(
+                "the model has the experts of one replica: call `sharing_experts` first, and build one \
+                 executor only"
+                    .into(),
             )
         })
     }
@@ -338,4 +378,13 @@ impl LoadedModel {
         }
         Ok(())
     }
+}
+
+/// An executor whose steps are joined with those of other replicas by `control`.
+fn joined<E>(executor: Result<E, String>, control: Box<dyn RankControl>) -> Result<AnyExecutor, Error>
+where
+    E: Executor<Pending = Ran> + Send + 'static,
+{
+    let executor = executor.map_err(Error::Failed)?;
+    Ok(AnyExecutor::Ranked(Box::new(RankExecutor::new(executor, control))))
 }

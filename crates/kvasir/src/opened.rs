@@ -135,6 +135,14 @@ impl OpenedModel {
         Ok(self)
     }
 
+    /// Keeps the experts of one of `replicas` replicas that share them (expert parallelism). The draft
+    /// model keeps all of its experts. Must be called after [`speculate`](Self::speculate).
+    pub fn for_replica(mut self, replica: usize, replicas: usize) -> Result<Self, Error> {
+        let shard = self.model.target.for_replica(replica, replicas);
+        self.model.target = shard.map_err(|why| Error::invalid("experts", why))?;
+        Ok(self)
+    }
+
     /// Lets `watch` know how far [`load`](Self::load) is on the CPU backend: operations whose
     /// weights are ready, and all of them.
     pub fn watch_load(self, watch: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {

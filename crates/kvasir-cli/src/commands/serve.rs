@@ -184,6 +184,11 @@ impl Args {
             1 => computes,
             ranks => format!("{computes} and {ranks} ranks"),
         };
+        let computes = if self.fleet.shares_experts() {
+            format!("{computes} and a part of the experts")
+        } else {
+            computes
+        };
         let packed = match (*packed_bytes - *shared_bytes, *shared_bytes) {
             (0, 0) => String::new(),
             (0, shared) => format!("; weights {:.2} GB, shared", shared as f64 / 1e9),
@@ -232,6 +237,9 @@ impl Args {
         self.fleet.check()?;
         rule(self.fleet.ranks() == 1 || !self.model.compute().is_simulated(), || {
             "--tp cannot be combined with --backend sim: it has no weights to divide".into()
+        })?;
+        rule(!self.fleet.shares_experts() || !self.model.compute().is_simulated(), || {
+            "--ep on cannot be combined with --backend sim: it has no experts".into()
         })?;
         self.kv_events.check(self.fleet.replicas().unwrap_or(1))?;
         let keys = self.key_args.keys()?;
@@ -373,7 +381,8 @@ impl Args {
             Some(_) => {
                 let command = worker::command(line.arguments)?;
                 let (roles, ranks, route) = (self.fleet.roles(), self.fleet.ranks(), self.fleet.route());
-                let fleet = FleetStart { roles, ranks, route, command };
+                let shares_experts = self.fleet.shares_experts();
+                let fleet = FleetStart { roles, ranks, shares_experts, route, command };
                 Started::fleet(&self.model, name, sampling_args, &options, fleet, service)?
             }
         };

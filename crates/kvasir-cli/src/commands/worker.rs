@@ -6,14 +6,15 @@ use crate::io::failure::Failure;
 use crate::options::fleet::RankControlMode;
 use crate::options::sampling::SamplingArgs;
 use crate::startup::{
-    EngineFacts, Leader, ReadyEngine, WorkerCommandFactory, build_model, identity, record_kv_events,
+    EngineFacts, Leader, Peers, ReadyEngine, WorkerCommandFactory, build_model, identity, record_kv_events,
     share_packed,
 };
-use kvasir::LoadedModel;
+use kvasir::{LoadedModel, OpenedModel};
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Role, Route, StepSource};
 use kvasir_fleet::{
-    CommandLog, Facts, GroupConfig, Identity, RankCommand, RankGroup, WorkerCommand, WorkerConfig, run_worker,
+    CommandLog, Facts, GroupConfig, Identity, RankCommand, RankGroup, ReplicaConfig, ReplicaMember,
+    WorkerCommand, WorkerConfig, WorkerStart, run_worker,
 };
 use kvasir_serve::{StepFeed, Visibility, metrics::EngineMetrics};
 use std::{
@@ -44,6 +45,9 @@ pub(crate) struct Args {
     /// Inherited descriptor of the packed file
     #[arg(long)]
     packed_weights: Option<i32>,
+    /// Inherited descriptor of the memory of replicas that share experts
+    #[arg(long)]
+    experts_memory: Option<i32>,
     /// Arguments of the server, its name first
     #[arg(last = true)]
     arguments: Vec<OsString>,
@@ -54,13 +58,16 @@ pub(crate) fn command(arguments: Vec<OsString>) -> Result<WorkerCommandFactory, 
     let program = env::current_exe().map_err(Failure::failed)?;
     Ok(Box::new(|packed_file| WorkerCommand {
         program,
-        arguments: Box::new(move |directory, replica, generation| {
+        arguments: Box::new(move |start| {
+            let WorkerStart { directory, replica, generation, experts_memory } = *start;
             let address = ["worker".into(), "--directory".into(), directory.into(), "--replica".into()];
             let numbers = [replica.to_string().into(), "--generation".into(), generation.to_string().into()];
             // The closure keeps the file open, so each worker inherits its descriptor.
-            let packed = packed_file.as_ref().map(|file| file.as_raw_fd().to_string().into());
-            let packed = packed.into_iter().flat_map(|file| ["--packed-weights".into(), file]);
-            let address = address.into_iter().chain(numbers).chain(packed).chain(["--".into()]);
+            let packed = packed_file.as_ref().map(|file| ("--packed-weights", file.as_raw_fd()));
+            let experts = experts_memory.map(|file| ("--experts-memory", file));
+            let files = packed.into_iter().chain(experts);
+            let files = files.flat_map(|(option, file)| [option.into(), file.to_string().into()]);
+            let address = address.into_iter().chain(numbers).chain(files).chain(["--".into()]);
             address.chain(arguments.iter().cloned()).collect()
         }),
     }))
@@ -82,6 +89,22 @@ fn start_ranks(
     RankGroup::start(GroupConfig { ranks, command, identity, on_lost }).map_err(Failure::failed)
 }
 
+/// Keeps the experts of one of `engines` replicas, and opens the memory in which they exchange rows.
+fn share_experts(
+    opened: OpenedModel,
+    descriptor: i32,
+    replica: u32,
+    engines: u32,
+) -> Result<(OpenedModel, Arc<ReplicaMember>), Failure> {
+    let (replica, replicas) = (replica as usize, engines as usize);
+    // The front has checked that the experts can be divided.
+    let opened = opened.for_replica(replica, replicas)?;
+    let row = opened.model.target.exchanged_row();
+    let row = row.ok_or_else(|| Failure::failed("the model has no experts to share"))?;
+    let member = ReplicaMember::open(&ReplicaConfig { descriptor, replica, replicas, row });
+    Ok((opened, Arc::new(member.map_err(Failure::failed)?)))
+}
+
 impl Args {
     /// Runs the requests of the server process until that ends the worker.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
@@ -100,6 +123,13 @@ impl Args {
         let identity = identity(&opened, &model, &options);
         let process = format!("replica {}", self.replica);
         let opened = share_packed(opened, self.packed_weights, &identity, &process);
+        let (opened, member) = match self.experts_memory {
+            Some(descriptor) => {
+                let (opened, member) = share_experts(opened, descriptor, self.replica, engines)?;
+                (opened, Some(member))
+            }
+            None => (opened, None),
+        };
         let ranks = fleet.ranks();
         let mut group = match ranks {
             1 => None,
@@ -117,8 +147,12 @@ impl Args {
         let model = model.with_rank_threads(threads[0]);
         let config = kvasir::EngineConfig { engines: engines * ranks as u32, ..options.config()? };
         let by_requests = fleet.rank_control() == RankControlMode::Requests;
-        let leader = group.as_mut().map(|group| Leader { group, by_requests });
-        let ready = ReadyEngine::new(&model, opened, &config, true, leader)?;
+        let peers = match (group.as_mut(), &member) {
+            (Some(group), _) => Peers::Ranks(Leader { group, by_requests }),
+            (None, Some(member)) => Peers::Experts(Arc::clone(member)),
+            (None, None) => Peers::None,
+        };
+        let ready = ReadyEngine::new(&model, opened, &config, true, peers)?;
         let commands = group.as_ref().filter(|_| by_requests).map(|group| CommandLog::new(group.member()));
         let ReadyEngine { engine, loaded, facts, setup } = ready;
         let facts = EngineFacts { setup, ..facts };
@@ -127,6 +161,9 @@ impl Args {
         let metrics = Arc::new(EngineMetrics::default());
         let (feed, steps) = StepFeed::new();
         let mut engine = engine.observe(metrics.observer()).observe(steps);
+        if let Some(member) = &member {
+            engine = engine.in_lockstep(member.lockstep(), fleet.coalescing(facts.max_num_batched_tokens));
+        }
         let has_kv_events = if publishes {
             record_kv_events(&mut engine, "--kv-events").map(|()| true)?
         } else if fleet.route() == Route::Prefix {
@@ -149,6 +186,7 @@ impl Args {
             generation: self.generation,
             identity,
             commands,
+            member,
             affinity,
             facts: Facts { slots, block_size, max_len, has_kv_events, cut_obstacle, more },
             build: Box::new(move |recipe, prompt, canceled| {

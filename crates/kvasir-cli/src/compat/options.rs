@@ -123,14 +123,7 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
     ),
     instead(&["-mg", "--main-gpu", "-ncmoe", "--n-cpu-moe", "-cmoe", "--cpu-moe", "--enforce-eager"], NO_GPU),
     instead(
-        &[
-            "--distributed-executor-backend",
-            "--enable-expert-parallel",
-            "--enable-ep",
-            "--nnodes",
-            "--dist-init-addr",
-            "--rpc",
-        ],
+        &["--distributed-executor-backend", "--enable-ep", "--nnodes", "--dist-init-addr", "--rpc"],
         ONE_PROCESS,
     ),
     instead(
@@ -145,6 +138,7 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
     ),
     instead(&["--async-scheduling"], "--overlap on schedules a step while the previous one runs"),
     same(&["-tp", "--tp-size", "--tensor-parallel-size"], &["tp"]),
+    instead(&["--enable-expert-parallel"], "--dp N --ep on divides the experts among N engines"),
     same(&["-dp", "--dp-size", "--data-parallel-size"], &["dp"]),
     instead(&["-pp", "--pipeline-parallel-size"], ONE_PROCESS),
     instead(&["--numa"], "memory is placed by the threads that use it; leave it out"),

@@ -1,10 +1,11 @@
 //! Options of `serve` for several processes: the number of workers (data parallelism), their roles,
-//! the ranks of each (tensor parallelism), and the routing policy.
+//! the ranks of each (tensor parallelism), whether they share experts (expert parallelism), and the
+//! routing policy.
 
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
-use crate::options::switch::word;
-use kvasir_engine::{Phase, Role, Route};
+use crate::options::switch::{Switch, word};
+use kvasir_engine::{Coalescing, Phase, Role, Route};
 
 /// What rank 0 broadcasts: the steps that it has scheduled, or the requests that each rank
 /// schedules.
@@ -26,6 +27,12 @@ pub(crate) struct FleetArgs {
     /// With --tp: rank 0 schedules and sends each step (`steps`), or every rank schedules the same requests, and hashes of the steps are compared (`requests`) [default: steps]
     #[arg(long, value_enum, env = "KVASIR_RANK_CONTROL", value_name = "BY")]
     rank_control: Option<RankControlMode>,
+    /// With --dp, for mixtures of experts: each engine holds a part of the experts, and all run their steps together (expert parallelism) [default: off]
+    #[arg(long, env = "KVASIR_EP", value_name = "on|off", value_parser = word::<Switch>)]
+    ep: Option<Switch>,
+    /// With --ep on: an engine that decodes admits prompts when the other engines have prompts, too [default: off]
+    #[arg(long, env = "KVASIR_PREFILL_COALESCING", value_name = "on|off", value_parser = word::<Switch>)]
+    prefill_coalescing: Option<Switch>,
     /// With --dp: the engine that gets a request: round-robin, least-requests, least-tokens, prefix (the one that holds most of the prompt) or session [default: prefix]
     #[arg(long, env = "KVASIR_ROUTE", value_parser = word::<Route>)]
     route: Option<Route>,
@@ -44,6 +51,18 @@ impl FleetArgs {
     /// Number of ranks of each engine.
     pub(crate) fn ranks(&self) -> usize {
         self.tp.unwrap_or(1) as usize
+    }
+
+    /// Whether the engines share the experts of the model.
+    pub(crate) fn shares_experts(&self) -> bool {
+        self.ep.is_some_and(Switch::is_on)
+    }
+
+    /// The rules by which engines that share experts coalesce prefills, for steps of up to `tokens`
+    /// tokens.
+    pub(crate) fn coalescing(&self, tokens: u32) -> Option<Coalescing> {
+        let is_on = self.prefill_coalescing.is_some_and(Switch::is_on);
+        is_on.then(|| Coalescing { max_num_batched_tokens: tokens.into(), ..Coalescing::default() })
     }
 
     /// The control mode of the ranks; `steps` by default.
@@ -80,6 +99,7 @@ impl FleetArgs {
         rule(self.dp.is_some() || self.route.is_none(), || {
             "--route needs --dp: without it there is only one engine".into()
         })?;
+        self.check_experts()?;
         rule(self.ranks() == 1 || self.role.is_empty(), || {
             "--role cannot be combined with --tp: each rank holds only its shard of K and V".into()
         })?;
@@ -101,5 +121,23 @@ impl FleetArgs {
             })?;
         }
         Ok(())
+    }
+
+    fn check_experts(&self) -> Result<(), Failure> {
+        rule(self.shares_experts() || self.prefill_coalescing.is_none(), || {
+            "--prefill-coalescing needs --ep on: without it engines run their steps by themselves".into()
+        })?;
+        if !self.shares_experts() {
+            return Ok(());
+        }
+        rule(self.dp.is_some_and(|engines| engines > 1), || {
+            "--ep on needs --dp N with at least 2 engines: they share the experts".into()
+        })?;
+        rule(self.ranks() == 1, || {
+            "--ep on cannot be combined with --tp: the ranks of an engine share its experts already".into()
+        })?;
+        rule(self.role.is_empty(), || {
+            "--ep on cannot be combined with --role: all engines take part in every step".into()
+        })
     }
 }

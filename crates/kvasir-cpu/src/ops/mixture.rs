@@ -7,7 +7,8 @@
 //!    and `y[token] += weight * out`.
 //!
 //! Each expert's weights are read once per step. Experts run in ascending order, so a token's sum
-//! does not depend on the rest of the batch.
+//! does not depend on the rest of the batch. `exchanged_mixture` computes the same sum if replicas
+//! share the experts: it exchanges rows and outputs with them, and adds in the same order.
 
 use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::{GateAndUp, Operand, Prepared};
@@ -18,6 +19,7 @@ use crate::rowwise::activate;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::{Linear, Packed};
+use kvasir_exec::{DispatchRows, ExpertExchange, NO_EXPERT, StepError, StoreOutput};
 use kvasir_program::{Activation, Op, Program, Routing, Score, ValueId};
 use std::io;
 
@@ -78,6 +80,9 @@ pub(crate) struct MixtureMemory {
     inner: Buffer,
     out: Buffer,
     prepared: Prepared,
+    /// Chosen experts of each token, and their outputs, for an exchange between replicas.
+    chosen: Vec<u32>,
+    outputs: Vec<f32>,
 }
 
 impl MixtureMemory {
@@ -96,6 +101,8 @@ impl MixtureMemory {
             inner: rows(inner)?,
             out: rows(outer)?,
             prepared: Prepared::new(isa, if outer == 0 { 0 } else { tokens }, outer.max(inner), terms)?,
+            chosen: Vec::new(),
+            outputs: Vec::new(),
         })
     }
 }
@@ -112,8 +119,10 @@ fn floats(buffer: &mut Buffer) -> &mut [f32] {
 const GATHERED: ValueId = ValueId(u32::MAX);
 const ACTIVATED: ValueId = ValueId(u32::MAX - 1);
 
-/// The experts of one MoE layer.
+/// The experts of one MoE layer, and what computes them.
 pub(crate) struct Experts<'w> {
+    pub(crate) threads: &'w ThreadPool,
+    pub(crate) isa: Isa,
     pub(crate) gate: &'w [Linear],
     pub(crate) up: &'w [Linear],
     pub(crate) down: &'w [Linear],
@@ -122,36 +131,28 @@ pub(crate) struct Experts<'w> {
     pub(crate) first: usize,
 }
 
-/// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))` over the chosen experts that
-/// this rank has. Experts run in ascending order, so a token's sum does not depend on other tokens.
-pub(crate) fn mixture(
-    threads: &ThreadPool,
-    isa: Isa,
-    experts: &Experts<'_>,
-    x: &[f32],
-    routes: &[Routes],
-    m: &mut MixtureMemory,
-    y: &mut [f32],
-) {
-    y.fill(0.0);
-    let activation = experts.activation;
-    for expert in 0..experts.gate.len() {
-        let chosen = routes.iter().enumerate().flat_map(|(token, routes)| {
-            let is_routed = |(e, _): &&(u32, f32)| *e as usize == experts.first + expert;
-            routes.iter().filter(is_routed).map(move |(_, weight)| (token, *weight))
-        });
-        let chosen: Vec<(usize, f32)> = chosen.collect();
-        let n = chosen.len();
-        if n == 0 {
-            continue;
-        }
-        let [gate, up, down] = [experts.gate, experts.up, experts.down].map(|matrices| &matrices[expert]);
+/// Receives the output of one expert for one of its rows: the row's index among the expert's rows,
+/// and the output. Threads call it at the same time, for different rows.
+type TakeOutput<'a> = dyn Fn(usize, &[f32]) + Sync + 'a;
+
+impl Experts<'_> {
+    /// Computes `down(act(gate x, up x))` of a local expert for `n` rows, row `i` of which is
+    /// row `row_of(i)` of `x`, and passes each output to `take`.
+    fn run(
+        &self,
+        expert: usize,
+        (x, row_of, n): (&[f32], &(dyn Fn(usize) -> usize + Sync), usize),
+        m: &mut MixtureMemory,
+        take: &TakeOutput<'_>,
+    ) {
+        let (threads, isa, activation) = (self.threads, self.isa, self.activation);
+        let [gate, up, down] = [self.gate, self.up, self.down].map(|matrices| &matrices[expert]);
         let (outer, inner) = (gate.inputs, gate.outputs);
         let rows_x = floats(&mut m.x);
         let gathered = DisjointRows::new(rows_x, outer);
         for_each_row(threads, n, &|_, row| {
             // SAFETY: each row is written by one thread.
-            unsafe { gathered.row(row) }.copy_from_slice(&x[chosen[row].0 * outer..][..outer]);
+            unsafe { gathered.row(row) }.copy_from_slice(&x[row_of(row) * outer..][..outer]);
         });
         m.prepared.invalidate();
         // Fused gate and up projection whose activation is already quantized for the down
@@ -176,12 +177,94 @@ pub(crate) fn mixture(
         let name = together.then_some(ACTIVATED);
         let out = Output::new(floats(&mut m.out), n, outer, outer);
         m.prepared.multiply(threads, &mut [Some((down, out))], name, &activated);
-        let (out, sums) = (floats(&mut m.out), DisjointRows::new(y, outer));
-        for_each_row(threads, n, &|_, row| {
+        let out = floats(&mut m.out);
+        for_each_row(threads, n, &|_, row| take(row, &out[row * outer..(row + 1) * outer]));
+    }
+
+    /// Number of local experts.
+    fn count(&self) -> usize {
+        self.gate.len()
+    }
+}
+
+/// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))` over the chosen experts that
+/// this rank has. Experts run in ascending order, so a token's sum does not depend on other tokens.
+pub(crate) fn mixture(
+    experts: &Experts<'_>,
+    x: &[f32],
+    routes: &[Routes],
+    m: &mut MixtureMemory,
+    y: &mut [f32],
+) {
+    y.fill(0.0);
+    let Some(outer) = experts.gate.first().map(|gate| gate.inputs) else { return };
+    let sums = DisjointRows::new(y, outer);
+    for expert in 0..experts.count() {
+        let chosen = routes.iter().enumerate().flat_map(|(token, routes)| {
+            let is_routed = |(e, _): &&(u32, f32)| *e as usize == experts.first + expert;
+            routes.iter().filter(is_routed).map(move |(_, weight)| (token, *weight))
+        });
+        let chosen: Vec<(usize, f32)> = chosen.collect();
+        if chosen.is_empty() {
+            continue;
+        }
+        experts.run(expert, (x, &|row| chosen[row].0, chosen.len()), m, &|row, out| {
             let (token, weight) = chosen[row];
-            // SAFETY: as above; a token selects an expert at most once.
+            // SAFETY: each row is taken by one thread; a token selects an expert at most once.
             let sum = unsafe { sums.row(token) };
-            sum.iter_mut().zip(&out[row * outer..(row + 1) * outer]).for_each(|(y, v)| *y += weight * v);
+            sum.iter_mut().zip(out).for_each(|(y, v)| *y += weight * v);
         });
     }
+}
+
+/// The sum of [`mixture`], bit for bit, if replicas share the experts. Every replica must call it as
+/// often, also without rows.
+pub(crate) fn exchanged_mixture(
+    experts: &Experts<'_>,
+    exchange: &dyn ExpertExchange,
+    (x, width): (&[f32], usize),
+    (routes, chosen): (&[Routes], usize),
+    m: &mut MixtureMemory,
+    y: &mut [f32],
+) -> Result<(), StepError> {
+    let mut outputs = std::mem::take(&mut m.outputs);
+    let mut ids = std::mem::take(&mut m.chosen);
+    ids.clear();
+    for routes in routes {
+        let routed = routes.iter().map(|(expert, _)| *expert);
+        ids.extend(routed.chain(std::iter::repeat(NO_EXPERT)).take(chosen));
+    }
+    outputs.clear();
+    outputs.resize(ids.len() * width, 0.0);
+    let local = experts.first..experts.first + experts.count();
+    let mut compute = |received: DispatchRows<'_>, store: &StoreOutput<'_>| {
+        let DispatchRows { rows, experts: ids, chosen, .. } = received;
+        for expert in 0..experts.count() {
+            let entries = ids.iter().enumerate();
+            let entries = entries.filter(|(_, id)| **id as usize == experts.first + expert);
+            let entries: Vec<usize> = entries.map(|(entry, _)| entry).collect();
+            if entries.is_empty() {
+                continue;
+            }
+            let take = |row: usize, out: &[f32]| store(entries[row], out);
+            experts.run(expert, (rows, &|row| entries[row] / chosen, entries.len()), m, &take);
+        }
+    };
+    let own = DispatchRows { rows: x, width, experts: &ids, chosen };
+    let exchanged = exchange.exchange(own, local, &mut compute, &mut outputs);
+    let sums = DisjointRows::new(y, width);
+    for_each_row(experts.threads, routes.len(), &|_, token| {
+        // SAFETY: each row is written by one thread.
+        let sum = unsafe { sums.row(token) };
+        sum.fill(0.0);
+        let mut order: Vec<usize> = (0..routes[token].len().min(chosen)).collect();
+        order.sort_unstable_by_key(|place| routes[token][*place].0);
+        for place in order {
+            let (weight, out) =
+                (routes[token][place].1, &outputs[(token * chosen + place) * width..][..width]);
+            sum.iter_mut().zip(out).for_each(|(y, v)| *y += weight * v);
+        }
+    });
+    (m.outputs, m.chosen) = (outputs, ids);
+    exchanged
 }

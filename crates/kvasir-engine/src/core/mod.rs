@@ -46,7 +46,7 @@ use crate::speculation::width::DraftWidth;
 use crate::step::build::StepBuilder;
 use crate::step::commit::StepCommitter;
 use kvasir_exec::{Abilities, Padding, PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::{Cache, CacheError};
+use kvasir_kv::{Cache, CacheError, StepId};
 
 /// The scheduler: a policy, the KV cache, the waiting queue and the table of sequences. It decides;
 /// an executor runs. The caller passes the time in.
@@ -117,6 +117,11 @@ impl Core {
     /// for the next step.
     pub fn defer_admissions(&mut self, defer: bool) {
         self.state.coalescing = defer;
+    }
+
+    /// Takes the id of the next step, for one that it does not schedule.
+    pub(crate) fn take_step_id(&mut self) -> StepId {
+        self.builder.take_id()
     }
 
     /// Enables speculative decoding with up to `tokens` drafts per decode row. A sequence is then

@@ -1,17 +1,15 @@
-//! Data-parallel replicas: the router over them, the coalescing of their prefills, and their status.
+//! Data-parallel replicas: the router over them, and their status.
 //!
 //! - `route`: the policies by name, and the router's view of a request.
 //! - `load_order`, `prefix_map`, `session_map`: indexes of replicas by load, by cached block and by
 //!   session.
 //! - `router`: picks a replica per request. `role`, `role_router`: disaggregated prefill.
-//! - `coalescer`: lets all replicas run their prefills in the same step.
 //! - `rank_load`: the load of one replica, for external routers.
 //! - `status`: the operator's interface to replicas in separate processes.
 //!
 //! Pure logic over counters and hashes. Depends on the ids of `request` and the step stream of
 //! `trace`, and on no other folder.
 
-pub(crate) mod coalescer;
 pub(crate) mod load_order;
 pub(crate) mod prefix_map;
 pub(crate) mod rank_load;

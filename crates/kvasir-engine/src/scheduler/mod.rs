@@ -5,6 +5,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod budget;
+pub(crate) mod coalescer;
 pub(crate) mod defer_reason;
 pub(crate) mod fair_queue;
 pub(crate) mod fair_share;

@@ -49,6 +49,12 @@ impl StepBuilder {
         self.spare.pop().unwrap_or_default()
     }
 
+    /// Takes the id of the next step, for one that is built elsewhere.
+    pub(crate) fn take_id(&mut self) -> StepId {
+        self.newest = StepId(self.newest.0 + 1);
+        self.newest
+    }
+
     /// Takes a step back for reuse of its memory.
     pub(crate) fn recycle(&mut self, step: Box<Step>) {
         self.spare.push(step);

@@ -343,7 +343,13 @@ impl<S: TraceSink> Observer for Tracer<S> {
         self.events(core.events());
         let number = step.batch.step.0;
         match result {
-            Ok(()) => self.record.retired.push((number, step.output.device_ns)),
+            Ok(()) => {
+                self.record.retired.push((number, step.output.device_ns));
+                let tokens = &step.output.num_tokens_across_dp;
+                if !tokens.is_empty() {
+                    self.record.num_tokens_across_dp.push((number, tokens.clone()));
+                }
+            }
             Err(why) => self.record.failed.push((number, why.to_string())),
         }
         // Blocks leased by this step alone are free now; record the state after it.
@@ -351,6 +357,30 @@ impl<S: TraceSink> Observer for Tracer<S> {
         self.record.room = (usage.free, usage.evictable, usage.held, usage.leased);
         self.tables(core);
         self.map(core);
+    }
+    /// Writes a dummy step as a record of its own: nothing else changes.
+    fn joined(&mut self, core: &Core, step: &Step, now: Nanos) {
+        self.flush();
+        if self.window.contains(&self.scheduled) {
+            let (number, usage) = (step.batch.step.0, core.cache().usage());
+            self.record = StepTrace {
+                step: number,
+                at: now,
+                kind: step.batch.kind,
+                retired: vec![(number, step.output.device_ns)],
+                num_tokens_across_dp: vec![(number, step.output.num_tokens_across_dp.clone())],
+                room: (usage.free, usage.evictable, usage.held, usage.leased),
+                waiting: core.waiting().count() as u32,
+                running: core.running().count() as u32,
+                ..StepTrace::default()
+            };
+            self.open = true;
+            if !self.has_base {
+                self.begin(core);
+                self.map(core);
+            }
+        }
+        self.scheduled += 1;
     }
 }
 

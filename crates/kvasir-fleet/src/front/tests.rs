@@ -108,7 +108,7 @@ impl Simulation {
         let (count, config) = (roles.len(), RouterConfig::new(Route::Prefix));
         let router = RoleRouter::new(RouterConfig { block_size: 4, ..config }, roles);
         let mut front = Front::new(router, count);
-        (0..count).for_each(|replica| front.worker_ready(replica));
+        (0..count).for_each(|replica| front.workers_ready([replica]));
         let workers = (0..count).map(|_| Some(Worker::new(random))).collect();
         Self {
             front,
@@ -187,7 +187,7 @@ impl Simulation {
         self.front.worker_lost(replica, 1);
         self.flush();
         self.workers[replica] = Some(Worker::new(random));
-        self.front.worker_ready(replica);
+        self.front.workers_ready([replica]);
         self.losses += 1;
     }
 
@@ -317,7 +317,7 @@ fn a_request_that_crashes_its_workers_fails() {
 /// A front over two workers that are ready.
 fn front_of_two() -> Front {
     let mut front = Front::new(Router::new(RouterConfig::new(Route::LeastRequests), 2), 2);
-    (0..2).for_each(|replica| front.worker_ready(replica));
+    (0..2).for_each(|replica| front.workers_ready([replica]));
     front
 }
 
@@ -349,7 +349,7 @@ fn a_request_too_large_for_a_message_ends() {
 fn a_charged_target_is_not_counted_as_running() {
     let roles = vec![Role::Prefill, Role::Decode];
     let mut front = Front::new(RoleRouter::new(RouterConfig::new(Route::LeastRequests), roles), 2);
-    (0..2).for_each(|replica| front.worker_ready(replica));
+    (0..2).for_each(|replica| front.workers_ready([replica]));
     assert_eq!(place(&mut front, 1, 10), 0);
     assert_eq!([front.load(0).0, front.load(1).0], [1, 1]);
     assert_eq!([front.run_count(0), front.run_count(1)], [1, 0]);

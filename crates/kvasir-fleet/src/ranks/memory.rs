@@ -68,7 +68,8 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    fn map(file: &File, words: usize, lines: usize) -> io::Result<Self> {
+    /// Maps a file of at least `words` words, without a check of its header.
+    pub(crate) fn map(file: &File, words: usize, lines: usize) -> io::Result<Self> {
         let map = MmapOptions::new().len(words * 4).map_raw(file)?;
         Ok(Self { map, lines, words })
     }

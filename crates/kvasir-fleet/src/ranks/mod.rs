@@ -28,20 +28,20 @@ mod broadcast_times;
 mod command_log;
 #[allow(unsafe_code)]
 mod contributions;
-mod endpoint;
+pub(crate) mod endpoint;
 mod follow;
 mod group;
-mod layout;
+pub(crate) mod layout;
 mod member;
 #[allow(unsafe_code)]
-mod memory;
+pub(crate) mod memory;
 mod packed_bytes;
 mod rank_message;
-mod ring_error;
+pub(crate) mod ring_error;
 mod step_broadcast;
 mod step_hashes;
 mod step_words;
-mod sync;
+pub(crate) mod sync;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;

@@ -11,8 +11,8 @@ use crate::model::{Compiled, Pass, PlainModel};
 use crate::pool::Pool;
 use crate::run::{Job, Run};
 use kvasir_exec::{
-    Abilities, Executor, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran, Ranks, Refused, RowKind,
-    SamplerRow, SequenceSpec, Step, StepError,
+    Abilities, Executor, ExpertExchange, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran, Ranks,
+    Refused, RowKind, SamplerRow, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{PlanKind, PoolId, SlotCopy, Token};
 use kvasir_program::{Program, Tap};
@@ -38,6 +38,7 @@ pub struct PlainExecutor {
     frozen: HashMap<PoolId, Arc<Pool>>,
     rows: Vec<SamplerRow>,
     ranks: Option<Box<dyn Ranks>>,
+    experts: Option<Box<dyn ExpertExchange>>,
     drafting: Option<Box<Drafting>>,
     batch_sizes: Vec<u32>,
 }
@@ -70,6 +71,7 @@ impl PlainExecutor {
             frozen: HashMap::new(),
             rows,
             ranks: None,
+            experts: None,
             drafting: None,
             batch_sizes: Vec::new(),
         }
@@ -87,6 +89,14 @@ impl PlainExecutor {
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
         self.compiled.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
+        Ok(self)
+    }
+
+    /// Makes it one of the replicas that share the model's experts; fails if the experts were
+    /// divided among another number of replicas.
+    pub fn sharing_experts(mut self, experts: impl ExpertExchange + 'static) -> Result<Self, String> {
+        self.compiled.program.check_replicas(experts.count())?;
+        self.experts = Some(Box::new(experts));
         Ok(self)
     }
 
@@ -135,6 +145,7 @@ impl PlainExecutor {
             final_lens: &final_lens,
             hidden: hidden.unwrap_or_default(),
             ranks: self.ranks.as_deref(),
+            experts: self.experts.as_deref(),
         };
         let mut run = Run::new(job, &mut self.own);
         run.all()?;
@@ -152,6 +163,8 @@ impl PlainExecutor {
         let (batch, plan, program) = (&step.batch, &step.plan, &self.compiled.program);
         let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
         program.check_ranks(ranks).map_err(StepError::Failed)?;
+        let replicas = self.experts.as_ref().map_or(1, |experts| experts.count());
+        program.check_replicas(replicas).map_err(StepError::Failed)?;
         step.check_sizes(self.limits.tokens)?;
         if plan.kind != PlanKind::Explicit {
             return fail(format!("plan of kind {:?} where explicit masks are required", plan.kind));

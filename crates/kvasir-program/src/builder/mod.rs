@@ -62,6 +62,7 @@ impl<'a> Builder<'a> {
             layers: Vec::new(),
             taps: Vec::new(),
             shard: None,
+            expert_shard: None,
         };
         Ok(Self { config, source, program, names: HashMap::new() })
     }

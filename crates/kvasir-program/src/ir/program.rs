@@ -77,9 +77,13 @@ pub struct Program {
     /// The rank whose shard it computes ([`Program::for_rank`]); `None` for a complete model.
     #[serde(default)]
     pub shard: Option<Shard>,
+    /// The replica whose experts it has ([`Program::for_replica`]); `None` if it has all experts.
+    #[serde(default)]
+    pub expert_shard: Option<Shard>,
 }
 
-/// The rank that a sharded program belongs to (tensor parallelism).
+/// The rank that a sharded program belongs to: a tensor-parallel rank, or a replica that shares its
+/// experts with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
     /// The rank, from 0.
@@ -149,6 +153,15 @@ impl Program {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns an error if the program's experts are sharded for another number of replicas.
+    pub fn check_replicas(&self, count: usize) -> Result<(), String> {
+        let shards = self.expert_shard.map_or(1, |shard| shard.ranks);
+        if shards == count {
+            return Ok(());
+        }
+        Err(format!("a program with experts for {shards} replicas cannot run among {count}"))
     }
 
     /// The number of tensor-parallel ranks it is sharded for; `None` for a complete model.

@@ -201,12 +201,27 @@ impl Subscriber {
     }
 }
 
-impl Observer for Subscribers {
-    fn scheduled(&mut self, core: &Core, step: &Step) {
+impl Subscribers {
+    /// Adds new subscribers and drops those that have ended.
+    fn accept(&mut self) {
         self.subscribers.extend(self.receiver.try_iter());
         self.subscribers.retain(|subscriber| !subscriber.send.is_closed());
+    }
+}
+
+impl Observer for Subscribers {
+    fn scheduled(&mut self, core: &Core, step: &Step) {
+        self.accept();
         for tracer in self.subscribers.iter_mut().filter_map(Subscriber::tracer) {
             tracer.scheduled(core, step);
+        }
+    }
+
+    fn joined(&mut self, core: &Core, step: &Step, now: Nanos) {
+        self.accept();
+        for tracer in self.subscribers.iter_mut().filter_map(Subscriber::tracer) {
+            tracer.joined(core, step, now);
+            tracer.flush();
         }
     }
 

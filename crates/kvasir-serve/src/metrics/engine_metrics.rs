@@ -34,6 +34,8 @@ pub struct EngineMetrics {
     pub(super) slots_retained: Gauge,
     pub(crate) steps: Counter,
     pub(super) failed_steps: Counter,
+    /// Dummy steps that joined steps of other replicas.
+    pub(super) dummy_steps: Counter,
     pub(super) step_time: Histogram,
     pub(super) step_tokens: Histogram,
     pub(super) prefix_queries: Counter,
@@ -65,6 +67,7 @@ impl Default for EngineMetrics {
             slots_retained: Gauge::default(),
             steps: Counter::default(),
             failed_steps: Counter::default(),
+            dummy_steps: Counter::default(),
             step_time: Histogram::new(TOKEN_BUCKETS, NANOS_PER_SECOND),
             step_tokens: Histogram::new(COUNT_BUCKETS, 1.0),
             prefix_queries: Counter::default(),
@@ -137,7 +140,8 @@ impl EngineMetrics {
         let levels = levels.into_iter().chain([&self.slots_retained]).map(Gauge::cell);
         let counters = [&self.steps, &self.failed_steps, &self.prefix_queries, &self.prefix_hits];
         let more = [&self.computed_tokens, &self.generation_tokens, &self.preemptions, &self.padding];
-        let counters = counters.into_iter().chain(more).chain(&self.deferred).map(Counter::cell);
+        let counters = counters.into_iter().chain(more).chain([&self.dummy_steps]).chain(&self.deferred);
+        let counters = counters.map(Counter::cell);
         let totals = [&self.drafts, &self.draft_tokens, &self.pauses, &self.resumes];
         let totals = totals.into_iter().chain(&self.accepted_by_position).map(Gauge::cell);
         let histograms = [&self.step_time, &self.step_tokens].into_iter().flat_map(Histogram::cells);
@@ -224,6 +228,10 @@ impl Observer for MetricsObserver {
             Err(_) => self.0.failed_steps.add(1),
         }
         self.0.update_gauges(core);
+    }
+
+    fn joined(&mut self, _: &Core, _: &Step, _: Nanos) {
+        self.0.dummy_steps.add(1);
     }
 
     fn idle(&mut self, core: &Core) {

@@ -157,6 +157,11 @@ impl Metrics {
         );
         page.counter("steps_total", "Engine steps.", self.engine.steps.get());
         page.counter("failed_steps_total", "Engine steps that failed.", self.engine.failed_steps.get());
+        page.counter(
+            "dummy_steps_total",
+            "Dummy steps of engines that share experts: they joined a step of another engine without work.",
+            self.engine.dummy_steps.get(),
+        );
         let by = |label: &'static str, names: &'static [&'static str]| {
             names.iter().map(move |name| format!("{label}=\"{name}\""))
         };

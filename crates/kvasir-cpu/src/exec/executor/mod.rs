@@ -19,11 +19,13 @@ use crate::exec::executor::draft::Drafting;
 use crate::exec::model::CpuModel;
 use crate::exec::run::Run;
 use crate::exec::run::memory::Memory;
+use crate::gemm::bf16::activations::Bf16Terms;
 use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
+use crate::ops::mixture::MixtureMemory;
 use kvasir_exec::{
-    Abilities, Batch, Executor, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran, Ranks, Refused,
-    RowKind, SamplerRow, SequenceSpec, Step, StepError,
+    Abilities, Batch, Executor, ExpertExchange, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran,
+    Ranks, Refused, RowKind, SamplerRow, SequenceSpec, Step, StepError,
 };
 use kvasir_kv::{Plan, PoolId, Slot, SlotCopy, Token};
 use kvasir_program::{Program, Tap, ValueId};
@@ -75,6 +77,8 @@ pub struct CpuExecutor {
     writes: Vec<(Slot, u32)>,
     /// The other ranks of a tensor-parallel group.
     ranks: Option<Box<dyn Ranks>>,
+    /// The replicas that share the model's experts.
+    experts: Option<Box<dyn ExpertExchange>>,
     /// Tokens of the last step; 0 if it failed.
     last: usize,
     /// The draft model that runs behind each step.
@@ -101,6 +105,7 @@ impl CpuExecutor {
             sampled: Vec::new(),
             writes: Vec::new(),
             ranks: None,
+            experts: None,
             last: 0,
             drafting: None,
         })
@@ -117,6 +122,18 @@ impl CpuExecutor {
     pub fn among(mut self, ranks: impl Ranks + 'static) -> Result<Self, String> {
         self.model.program.check_ranks(ranks.count())?;
         self.ranks = Some(Box::new(ranks));
+        Ok(self)
+    }
+
+    /// Makes it one of the replicas that share the model's experts. Fails if the experts were not
+    /// divided among that many replicas, or if memory runs out.
+    pub fn sharing_experts(mut self, experts: impl ExpertExchange + 'static) -> Result<Self, String> {
+        let model = &self.model;
+        model.program.check_replicas(experts.count())?;
+        let (tokens, terms) = (experts.max_rows(), Bf16Terms::of(model.isa, model.precision));
+        let memory = MixtureMemory::new(model.isa, &model.program, tokens, terms);
+        self.memory.mixture = memory.map_err(|error| format!("rows of other replicas: {error}"))?;
+        self.experts = Some(Box::new(experts));
         Ok(self)
     }
 
@@ -274,6 +291,7 @@ impl CpuExecutor {
             writes: &self.writes,
             pools: &self.pools,
             ranks: self.ranks.as_deref(),
+            experts: self.experts.as_deref(),
         };
         // SAFETY: `validate` has validated the step; only this executor writes its pool, and frozen
         // pools are never written.

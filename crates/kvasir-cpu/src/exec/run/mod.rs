@@ -16,7 +16,7 @@ use crate::gemm::output::{AT_ONCE, Output};
 use crate::memory::kv_pool::Pool;
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
-use kvasir_exec::{Ranks, StepError};
+use kvasir_exec::{ExpertExchange, Ranks, StepError};
 use kvasir_kv::{Plan, Slot, Token};
 use kvasir_program::Op;
 use std::ops::Range;
@@ -40,6 +40,8 @@ pub(crate) struct Run<'a> {
     pub(crate) pools: &'a [Arc<Pool>],
     /// The other ranks of a tensor-parallel model.
     pub(crate) ranks: Option<&'a dyn Ranks>,
+    /// The replicas that share the experts.
+    pub(crate) experts: Option<&'a dyn ExpertExchange>,
 }
 
 impl Run<'_> {
@@ -60,8 +62,11 @@ impl Run<'_> {
         while let Some(op) = self.model.program.ops.get(at) {
             self.model.ops_run.store(at, Ordering::Relaxed);
             let weights = &self.model.weights[at];
-            // A prefill chunk may sample nothing: a GEMM over no rows would read its weights.
-            let idle = !matches!(weights, OpWeights::None) && self.rows(op.out()) == 0;
+            // A prefill chunk may sample nothing: a GEMM over no rows would read its weights. Other
+            // replicas wait for this one in each exchange of rows.
+            let exchanges = self.experts.is_some() && matches!(op, Op::Mixture { .. });
+            let has_weights = !matches!(weights, OpWeights::None);
+            let idle = has_weights && !exchanges && self.rows(op.out()) == 0;
             at += match self.model.lowered.runs[at] {
                 Runs::Fused => 1,
                 _ if idle => 1,

@@ -6,7 +6,7 @@ use crate::gemm::linear::Operand;
 use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
 use crate::ops::indexer::{Indexer, select};
-use crate::ops::mixture::{Experts, mixture, route};
+use crate::ops::mixture::{Experts, exchanged_mixture, mixture, route};
 use crate::rowwise::{RotaryPart, activate, add, norm, rotate};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
@@ -130,8 +130,17 @@ impl Run<'_> {
                 let OpWeights::Experts { gate, up, down } = weights else { return };
                 let Some((_, routes)) = m.routes.iter().find(|(of, _)| of == routes) else { return };
                 let (activation, first) = (experts.activation, experts.first);
-                let experts = Experts { gate, up, down, activation, first };
-                mixture(threads, isa, &experts, x(*v), routes, &mut m.mixture, y);
+                let experts = Experts { threads, isa, gate, up, down, activation, first };
+                let (x, memory) = (x(*v), &mut m.mixture);
+                match self.experts {
+                    None => mixture(&experts, x, routes, memory, y),
+                    Some(exchange) => {
+                        let chosen = self.model.program.chosen(op);
+                        let (rows, routes) = ((x, width), (&routes[..], chosen));
+                        m.collective_error =
+                            exchanged_mixture(&experts, exchange, rows, routes, memory, y).err();
+                    }
+                }
             }
             Op::Collect { x: v, how, .. } => match (how, self.ranks) {
                 (Collective::Join, Some(ranks)) => {

@@ -56,6 +56,7 @@ impl<'a> Emitter<'a> {
             layers,
             taps,
             shard,
+            expert_shard: None,
         };
         let (replicated, shards, slices) = (HashMap::new(), HashMap::new(), HashMap::new());
         Self { whole, plan, ranks, local_ranks, program, replicated, shards, slices, layers: HashMap::new() }

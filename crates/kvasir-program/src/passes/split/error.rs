@@ -40,6 +40,11 @@ pub enum SplitError {
         /// Number of ranks.
         ranks: usize,
     },
+    /// The program has no mixture whose experts could be divided.
+    NoExperts {
+        /// The model's architecture.
+        architecture: String,
+    },
     /// A feed-forward block has fewer columns than there are ranks.
     Columns {
         /// The tensor whose columns would be divided.
@@ -81,6 +86,9 @@ impl fmt::Display for SplitError {
                     f,
                     "{architecture}: {experts} experts cannot be divided among {ranks} ranks; use fewer ranks"
                 )
+            }
+            Self::NoExperts { architecture } => {
+                write!(f, "{architecture}: the model has no experts: it is no mixture of experts")
             }
             Self::Columns { tensor, columns, ranks } => {
                 write!(

@@ -58,7 +58,7 @@ impl Program {
     }
 
     fn split(&self, ranks: usize, local_ranks: Range<usize>) -> Result<Self, SplitError> {
-        if let Some(shard) = self.shard {
+        if let Some(shard) = self.shard.or(self.expert_shard) {
             return Err(SplitError::AlreadySplit { ranks: shard.ranks });
         }
         if ranks == 1 {
