@@ -31,8 +31,11 @@ use std::{
 use tokio::{
     select,
     signal::unix::{SignalKind, signal},
-    sync::mpsc::{
-        Receiver, UnboundedReceiver, UnboundedSender, channel, error::TrySendError, unbounded_channel,
+    sync::{
+        Notify,
+        mpsc::{
+            Receiver, UnboundedReceiver, UnboundedSender, channel, error::TrySendError, unbounded_channel,
+        },
     },
     time::{Instant, sleep, sleep_until},
 };
@@ -117,14 +120,15 @@ pub fn run_worker<E: Executor>(mut config: WorkerConfig, engine: &mut Engine<E>)
     // roles for it, so `Message::Import` never reaches ranks that schedule by requests.
     let layout = engine.export_kv(Arc::new(send_export(exports_to, results.clone()))).ok();
     let (affinity, commands) = (config.affinity.take(), config.commands.take());
+    let joined = Arc::<Notify>::default();
     let lockstep = match config.member.take() {
-        Some(member) => Some(LockstepInbox::start(member, &messages, inbox.clone())?),
+        Some(member) => Some(LockstepInbox::start(member, &messages, inbox.clone(), Arc::clone(&joined))?),
         None => None,
     };
     let start = || {
         thread::Builder::new().name("front".into()).spawn(exit_with_front)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let connection = runtime.block_on(Connection::open(config, KvConnector::new(layout)))?;
+        let connection = runtime.block_on(Connection::open(config, KvConnector::new(layout), joined))?;
         let run = move || runtime.block_on(connection.serve(inbox, from_engine, exports));
         Ok::<_, WorkerError>(thread::Builder::new().name("worker-io".into()).spawn(run)?)
     };
@@ -183,13 +187,19 @@ struct Connection {
     counters: ReadCounters,
     subscriptions: Subscriptions,
     connector: KvConnector,
+    /// Notified when the engine joins a step of another replica.
+    joined: Arc<Notify>,
     /// Number of requests that have not ended.
     open: u64,
 }
 
 impl Connection {
     /// Connects and waits for the front's welcome.
-    async fn open(config: WorkerConfig, connector: KvConnector) -> Result<Self, WorkerError> {
+    async fn open(
+        config: WorkerConfig,
+        connector: KvConnector,
+        joined: Arc<Notify>,
+    ) -> Result<Self, WorkerError> {
         let WorkerConfig {
             directory, replica, generation, identity, facts, build, counters, subscribe, ..
         } = config;
@@ -205,6 +215,7 @@ impl Connection {
             counters,
             subscriptions: Subscriptions::new(subscribe),
             connector,
+            joined,
             open: 0,
         };
         let hello = connection.encode(&FromWorker::Hello { protocol: PROTOCOL, identity, facts });
@@ -337,6 +348,10 @@ impl Connection {
                 }
                 Some((subscriber, events)) = self.subscriptions.next() => {
                     self.send(&FromWorker::Steps { subscriber, events }).await;
+                }
+                // The metrics count these steps, also while no request is open.
+                () = self.joined.notified(), if counters_due.is_none() => {
+                    counters_due = Some(Instant::now() + COUNTERS_INTERVAL);
                 }
                 () = sleep_until(due), if counters_due.is_some() => {
                     let (steps, counters) = (self.counters)();

@@ -1,5 +1,6 @@
 //! Tensor parallelism on both backends: all ranks compute equal bits, which also equal those of one
-//! process that runs all shards. Logits are near those of the unsharded model.
+//! process that runs all shards. Logits are near those of the unsharded model. Replicas that share
+//! experts load their own only; `kvasir-cli/tests/serve/experts.rs` compares their bits.
 //!
 //! Ranks are threads with `ThreadRank` collectives. A rank that panics aborts the process, because
 //! the others would wait forever.
@@ -319,30 +320,52 @@ fn own_rows(program: &Program) -> BTreeMap<&str, BTreeSet<usize>> {
     rows
 }
 
+/// Loads and packs a part of a model, and checks that no other rows are read. Returns how many
+/// weights are read in part, and the bytes of the packed weights.
+fn read_part(name: &str, whole: &Program, part: &Program) -> (usize, usize) {
+    let checkpoint = Checkpoint::open(&model(name)).unwrap();
+    let source = Arc::new(Recorder { checkpoint, rows: Mutex::default() });
+    let threads = Arc::new(ThreadPool::new(1));
+    let loaded = CpuModel::load(part, source.clone(), Precision::Auto, threads).unwrap();
+    loaded.pack().unwrap();
+    let (own, read) = (own_rows(part), source.rows.lock().unwrap());
+    let mut parts = 0;
+    for (weight, read) in read.iter() {
+        let shape = &whole.weights.iter().find(|w| w.name == *weight).unwrap().shape;
+        let Some(own) = own.get(weight.as_str()) else { continue };
+        // The first row of an embedding table is read as a probe.
+        let probe = whole.weights.iter().any(|w| w.name == *weight && w.role == Role::Embedding);
+        let others = read.difference(own).filter(|row| !(probe && **row == 0)).count();
+        assert_eq!(others, 0, "{name} {:?} {:?}: {weight} {shape:?}", part.shard, part.expert_shard);
+        parts += usize::from(own.len() < shape.iter().rev().skip(1).product());
+    }
+    (parts, loaded.packed_bytes())
+}
+
+fn target(name: &str) -> Program {
+    Model::build(&Checkpoint::open(&model(name)).unwrap().source()).unwrap().target
+}
+
 #[test]
 fn a_rank_reads_only_the_rows_of_its_shard() {
     for name in ["qwen3_bf16", "llama", "phi3", "mixtral", "deepseek_v3", "deepseek_v3_fp8", "gpt_oss"] {
+        let whole = target(name);
         for rank in 0..2 {
-            let checkpoint = Checkpoint::open(&model(name)).unwrap();
-            let whole = Model::build(&checkpoint.source()).unwrap().target;
-            let program = whole.for_rank(rank, 2).unwrap();
-            let source = Arc::new(Recorder { checkpoint, rows: Mutex::default() });
-            let threads = Arc::new(ThreadPool::new(1));
-            let loaded = CpuModel::load(&program, source.clone(), Precision::Auto, threads).unwrap();
-            loaded.pack().unwrap();
-            let (own, read) = (own_rows(&program), source.rows.lock().unwrap());
-            let mut parts = 0;
-            for (weight, read) in read.iter() {
-                let shape = &whole.weights.iter().find(|w| w.name == *weight).unwrap().shape;
-                let Some(own) = own.get(weight.as_str()) else { continue };
-                // The first row of an embedding table is read as a probe.
-                let probe = whole.weights.iter().any(|w| w.name == *weight && w.role == Role::Embedding);
-                let others = read.difference(own).filter(|row| !(probe && **row == 0)).count();
-                assert_eq!(others, 0, "{name} rank {rank}: {weight} {shape:?}");
-                parts += usize::from(own.len() < shape.iter().rev().skip(1).product());
-            }
+            let (parts, _) = read_part(name, &whole, &whole.for_rank(rank, 2).unwrap());
             assert!(parts > 4, "{name}: only {parts} weights are read in part");
         }
+    }
+}
+
+#[test]
+fn a_replica_reads_and_packs_its_own_experts_only() {
+    for name in ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"] {
+        let whole = target(name);
+        let (_, all) = read_part(name, &whole, &whole);
+        let parts = [0, 1].map(|replica| read_part(name, &whole, &whole.for_replica(replica, 2).unwrap()).1);
+        // Each expert is packed once, and all other weights twice.
+        let experts = 2 * all - parts[0] - parts[1];
+        assert!(parts[0] == parts[1] && experts * 3 > all, "{name}: {parts:?} of {all} bytes");
     }
 }
 

@@ -41,7 +41,7 @@ impl Fleet {
         ready.filter_map(|replica| replica["process"].as_u64()).collect()
     }
 
-    fn admin_action(&self, replica: u32, what: &str) {
+    pub(super) fn admin_action(&self, replica: u32, what: &str) {
         let path = format!("/v1/admin/replicas/{replica}/{what}");
         let (status, answer) = self.server.send("POST", &path, JSON, "");
         assert_eq!(status, 200, "{answer}");

@@ -8,6 +8,7 @@ mod bounds;
 mod bystander;
 mod doctor;
 mod embeddings;
+mod experts;
 mod fleet;
 mod formats_beside_tools;
 mod full_context;

@@ -196,11 +196,17 @@ impl Drop for Server {
 
 /// A folder with the tiny Qwen3 and its tokenizer.
 pub(crate) fn model(name: &str) -> PathBuf {
+    model_of(name, "qwen3")
+}
+
+/// A folder with a test checkpoint and Qwen's tokenizer.
+pub(crate) fn model_of(name: &str, checkpoint: &str) -> PathBuf {
     let root = kvasir_testkit::paths::repository();
     let folder = std::env::temp_dir().join(format!("kvasir-serve-{}-{name}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
-    for from in ["testdata/models/qwen3", "crates/kvasir-formats/tests/data/tokenizers/qwen"] {
-        for file in fs::read_dir(root.join(from)).unwrap().map(Result::unwrap) {
+    let checkpoint = root.join("testdata/models").join(checkpoint);
+    for from in [checkpoint, root.join("crates/kvasir-formats/tests/data/tokenizers/qwen")] {
+        for file in fs::read_dir(from).unwrap().map(Result::unwrap) {
             fs::copy(file.path(), folder.join(file.file_name())).unwrap();
         }
     }

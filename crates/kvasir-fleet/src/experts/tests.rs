@@ -113,7 +113,7 @@ fn an_idle_replica_is_woken_for_each_step_of_another() {
     let [first, second]: [Arc<ReplicaMember>; 2] = group(2, 4).try_into().ok().unwrap();
     let (inbox, messages) = mpsc::channel();
     let joining = thread::spawn(move || {
-        let mut inbox = LockstepInbox::start(Arc::clone(&second), &messages, inbox).unwrap();
+        let mut inbox = LockstepInbox::start(Arc::clone(&second), &messages, inbox, Arc::default()).unwrap();
         let (mut joined, mut counts) = (0, Vec::new());
         while joined < 200 {
             assert_eq!(inbox.receive(None), Ok(Message::JoinStep));

@@ -16,6 +16,7 @@ use std::{
     thread,
     time::Duration,
 };
+use tokio::sync::Notify;
 
 /// Whether the engine is idle, as its watcher sees it.
 #[derive(Default)]
@@ -43,14 +44,17 @@ pub(crate) struct LockstepInbox<'a> {
     messages: &'a Receiver<Message>,
     member: Arc<ReplicaMember>,
     idle: Arc<IdleFlag>,
+    joined: Arc<Notify>,
 }
 
 impl<'a> LockstepInbox<'a> {
-    /// Starts the watcher, which sends to `inbox`, the sender of `messages`.
+    /// Starts the watcher, which sends to `inbox`, the sender of `messages`. `joined` is notified when
+    /// the engine joins a step.
     pub(crate) fn start(
         member: Arc<ReplicaMember>,
         messages: &'a Receiver<Message>,
         inbox: Sender<Message>,
+        joined: Arc<Notify>,
     ) -> io::Result<Self> {
         let idle = Arc::new(IdleFlag::default());
         let (watched, watched_idle) = (Arc::clone(&member), Arc::clone(&idle));
@@ -67,7 +71,7 @@ impl<'a> LockstepInbox<'a> {
                 *is_idle = false;
             }
         })?;
-        Ok(Self { messages, member, idle })
+        Ok(Self { messages, member, idle, joined })
     }
 }
 
@@ -77,12 +81,17 @@ impl Inbox for LockstepInbox<'_> {
         if timeout == Some(Duration::ZERO) {
             return messages.receive(timeout);
         }
-        if self.member.is_behind() {
-            return Ok(Message::JoinStep);
+        let received = if self.member.is_behind() {
+            Ok(Message::JoinStep)
+        } else {
+            self.idle.set(true);
+            let received = messages.receive(timeout);
+            self.idle.set(false);
+            received
+        };
+        if received == Ok(Message::JoinStep) {
+            self.joined.notify_one();
         }
-        self.idle.set(true);
-        let received = messages.receive(timeout);
-        self.idle.set(false);
         received
     }
 }
