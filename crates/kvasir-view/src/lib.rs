@@ -46,6 +46,7 @@
 //! | `spoke` | `[first id, count]`: requests that yielded one token |
 //! | `outputs`, `ended` | `[id, new tokens]`; `[id, finish reason]` |
 //! | `retired` | `[step, ns on the device]` |
+//! | `num_tokens_across_dp` | `[step, [tokens of each engine]]`: steps of engines in lockstep; 0 is a dummy step |
 //! | `room` | slots `[free, evictable, held, leased]` |
 //! | `promised` | slots reserved for running requests |
 //! | `map` | `[first block, blocks, state]` |
