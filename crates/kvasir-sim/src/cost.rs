@@ -1,6 +1,6 @@
 //! [`CostDevice`]: a roofline model of a device, in simulated time.
 //!
-//! `time = max(bytes / bandwidth, operations / peak) + launch overhead`.
+//! `time = max(bytes / bandwidth, operations / peak) + launch overhead + collectives`.
 //!
 //! - Bytes: weights once per step, plus K and V read and written.
 //! - Operations: two per weight and token (LM head: per sampled token), plus attention.
@@ -18,9 +18,10 @@ use crate::preset::Preset;
 use crate::rectangle::StaticShape;
 use crate::step_work::Load;
 use kvasir_exec::{
-    Abilities, Executor, OutputRow, PoolRow, Refused, SequenceSpec, Step, StepError, StepKind,
+    Abilities, Executor, KvAccess, KvLayout, KvRows, NoKvAccess, OutputRow, PoolRow, Refused, SequenceSpec,
+    Step, StepError, StepKind,
 };
-use kvasir_kv::Span;
+use kvasir_kv::{Slot, Span};
 use std::collections::VecDeque;
 
 /// Totals over all steps so far.
@@ -147,18 +148,10 @@ impl CostDevice {
 
     /// Nanoseconds of one forward pass; adds its bytes and operations to the totals.
     fn pass(&mut self, preset: Preset, load: &Load, moves: usize, recorded: bool) -> u64 {
-        let Preset { machine, shape } = preset;
-        let kv = shape.kv_values() * machine.kv_bytes;
-        let bytes = (shape.layer_weights() + shape.head_weights()) * machine.weights.bytes()
-            + (load.read + load.written + 2.0 * moves as f64) * kv;
-        let operations = 2.0 * shape.layer_weights() * load.tokens
-            + 2.0 * shape.head_weights() * load.sampled
-            + shape.attention_operations() * load.seen;
-        let start = machine.start(shape.layers, recorded);
-        let seconds = (bytes / machine.bandwidth.value).max(operations / machine.operations().value) + start;
-        let ns = (seconds * 1e9) as u64;
-        self.spent.bytes += bytes;
-        self.spent.operations += operations;
+        let pass = preset.pass(load, moves, recorded);
+        let ns = (pass.seconds * 1e9) as u64;
+        self.spent.bytes += pass.bytes;
+        self.spent.operations += pass.operations;
         self.spent.busy_ns += ns;
         ns
     }
@@ -249,11 +242,31 @@ impl Executor for CostDevice {
         step.output.draft_ns = drafted;
         (step, Ok(()))
     }
+
+    fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
+        Ok(KvLayout { format: "cost model".into(), slot_bytes: self.slot_bytes() })
+    }
+
+    fn access_kv(&mut self, access: KvAccess) {
+        access(self);
+    }
+}
+
+/// Rows of no bytes: nothing is computed. The caller models the time of a transfer.
+impl KvRows for CostDevice {
+    fn slot_bytes(&self) -> usize {
+        0
+    }
+
+    fn read(&self, _: Slot, _: &mut [u8]) {}
+
+    fn write(&mut self, _: Slot, _: &[u8]) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::step_time::StepTimes;
     use kvasir_exec::{BatchRow, RowKind};
     use kvasir_kv::{Mask, PlanRow, SeqId, Token};
 
@@ -310,7 +323,7 @@ mod tests {
     #[test]
     fn step_time_is_the_roofline_maximum_plus_launches() {
         let mut device = device("h200:qwen3-0.6b");
-        let Preset { machine, shape } = device.preset;
+        let Preset { machine, shape, .. } = device.preset;
         let weights = 2.0 * (shape.layer_weights() + shape.head_weights());
         // Memory bound: the weights once, plus K and V read and written. 28 layers, 8 KV heads of
         // 128, K and V, two bytes each.
@@ -327,6 +340,42 @@ mod tests {
         let least = 4096.0 * 2.0 * shape.layer_weights() / machine.operations().value * 1e9;
         assert!(prompt > least && prompt < 3.0 * least, "{prompt} {least}");
         assert_eq!(device.spent().steps, 2);
+    }
+
+    #[test]
+    fn ranks_divide_the_work_and_add_collectives() {
+        let with = |ranks, step: Box<Step>| {
+            let preset = Preset::parse("h200:qwen3-14b").unwrap().with_ranks(ranks).unwrap();
+            let mut device = CostDevice::new(preset, Clock::default(), Box::new(Silent));
+            let mut times = StepTimes::default();
+            times.measure(&preset, &step);
+            assert!((times.rows.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+            (time(&mut device, step), times.collectives, device.spent().bytes)
+        };
+        let decode = || step(StepKind::Decode, 8, 1, 1000);
+        let [(one, none, bytes), (four, collectives, quarter)] = [1, 4].map(|ranks| with(ranks, decode()));
+        assert_eq!(none, 0.0);
+        assert!(near(bytes, quarter * 4.0), "{bytes} {quarter}");
+        // 80 all-reduces of 6 hops, and 3 hops of logits; each hop takes at least 0.47 µs.
+        assert!(collectives > (80.0 * 6.0 + 3.0) * 470.0 && collectives < four / 2.0, "{collectives}");
+        let launches = 1300.0 + 40.0 * 6.25 * 730.0;
+        assert!(near(four - collectives - launches, (one - launches) / 4.0), "{one} {four}");
+    }
+
+    #[test]
+    fn the_time_of_a_step_is_divided_by_what_bounds_it() {
+        let preset = Preset::parse("h200:qwen3-14b").unwrap();
+        let mut mixed = step(StepKind::Decode, 2, 1, 50_000);
+        let prefill = step(StepKind::Prefill, 1, 64, 64);
+        mixed.batch.rows.extend(prefill.batch.rows.iter().copied());
+        mixed.plan.rows.extend(prefill.plan.rows.iter().cloned());
+        let mut times = StepTimes::default();
+        times.measure(&preset, &mixed);
+        let [first, second, third] = times.rows[..] else { panic!("{times:?}") };
+        // Memory bound: 64 of 66 tokens use the weights, the decodes read K and V.
+        assert!(first == second && third > 0.4 && first > 0.15, "{times:?}");
+        times.measure(&preset, &step(StepKind::Prefill, 2, 4096, 4096));
+        assert_eq!(times.rows, [0.5, 0.5]);
     }
 
     #[test]

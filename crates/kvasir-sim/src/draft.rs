@@ -44,9 +44,9 @@ impl DraftProfile {
         [(1, reading), (levels, level)].into_iter().filter(|(n, load)| *n > 0 && load.tokens > 0.0).collect()
     }
 
-    /// The preset with the shape of the draft model.
+    /// The preset with the shape of the draft model, which rank 0 runs whole.
     pub(crate) fn preset(&self, target: &Preset) -> Preset {
-        Preset { shape: self.shape, ..*target }
+        Preset::new(target.machine, self.shape)
     }
 
     /// Proposes drafts behind row `row` of a step whose newest output has this index in the answer.

@@ -77,3 +77,33 @@ impl Shape {
         4.0 * f64::from(self.layers) * f64::from(self.heads) * f64::from(self.head_dim)
     }
 }
+
+/// The part of a model that its busiest rank computes (tensor parallelism): attention is divided by
+/// heads, MLP and LM head evenly. KV heads that several ranks need are replicated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Shard {
+    pub(crate) layer_weights: f64,
+    pub(crate) head_weights: f64,
+    /// KV cache elements per token.
+    pub(crate) kv_values: f64,
+    /// As [`Shape::attention_operations`].
+    pub(crate) attention_operations: f64,
+}
+
+impl Shard {
+    pub(crate) fn of(shape: &Shape, ranks: u32) -> Self {
+        let ranks = ranks.max(1);
+        let share = |count: u32| f64::from(count.div_ceil(ranks)) / f64::from(count.max(1));
+        let (heads, kv_heads) = (share(shape.heads), share(shape.kv_heads));
+        let [hidden, query, kv, dim, wide] =
+            [shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.feed_forward].map(f64::from);
+        let attention = hidden * dim * (2.0 * query * heads + 2.0 * kv * kv_heads);
+        let mlp = 3.0 * hidden * wide / f64::from(ranks);
+        Self {
+            layer_weights: f64::from(shape.layers) * (attention + mlp),
+            head_weights: shape.head_weights() / f64::from(ranks),
+            kv_values: shape.kv_values() * kv_heads,
+            attention_operations: shape.attention_operations() * heads,
+        }
+    }
+}

@@ -9,6 +9,7 @@ use kvasir_exec::Step;
 /// The work of one step.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
+    pub(crate) rows: f64,
     pub(crate) tokens: f64,
     pub(crate) sampled: f64,
     /// KV entries read and written, and visible pairs of query and key (`seen`).
@@ -35,6 +36,7 @@ impl Load {
 
     /// Adds a row that feeds `fed` tokens, samples at `sampled` of them and reads `read` KV entries.
     pub(crate) fn add(&mut self, fed: f64, sampled: f64, read: f64) {
+        self.rows += 1.0;
         self.tokens += fed;
         self.sampled += sampled;
         self.read += read;

@@ -62,7 +62,7 @@ pub struct MachineFigure {
 
 impl SimulatedMachine {
     /// The machine of a preset.
-    pub fn of(Preset { machine, shape }: &Preset) -> Self {
+    pub fn of(Preset { machine, shape, .. }: &Preset) -> Self {
         let figures = machine.figures().into_iter().map(|(name, unit, figure)| MachineFigure {
             name,
             value: figure.value,

@@ -176,7 +176,7 @@ impl Args {
         let (shape, weights) = Preset::parse_model(text).map_err(|why| {
             Failure::usage(format!("--sim-preset {text}: with --machine it is SHAPE[:WEIGHTS]: {why}"))
         })?;
-        Ok(Preset { machine: machine_file::read(path, weights)?, shape })
+        Ok(Preset::new(machine_file::read(path, weights)?, shape))
     }
 
     /// The draft model of the simulated device, if `--spec` names one.
