@@ -126,6 +126,8 @@ async function tests() {
   await run("the trace page moves through its steps", trace.moves);
   await run("the volume test of the rectangular policy is drawn", trace.projection);
   await run("the trace page on a phone", trace.looks, { size: "phone", colorScheme: "dark" });
+  await run("the page of several replicas", trace.replicas);
+  await run("the page of several replicas on a phone", trace.replicas, { size: "phone", colorScheme: "dark" });
   await run("the report of a benchmark has tables", trace.report);
   await run("the report of a benchmark has tables, phone", trace.report, { size: "phone", colorScheme: "dark" });
 }

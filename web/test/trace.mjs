@@ -39,9 +39,9 @@ export async function moves({ page, shot }) {
   assert.ok((await page.locator(".numbers dt").count()) > 5, "the report is there");
   await page.hover(".waterfall", { position: { x: 600, y: 8 } });
   assert.match(await page.locator(".waterfall").getAttribute("title"), /: .+|waits/);
-  await page.locator("summary").click();
+  await page.locator(".values summary").click();
   // A disclosure tells its page that it was opened a moment later.
-  await page.locator("table tr").nth(1).waitFor();
+  await page.locator(".values table tr").nth(1).waitFor();
   const before = await page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
   await page.keyboard.press("t");
   assert.notEqual(await page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor), before);
@@ -55,6 +55,26 @@ export async function looks({ page, shot }) {
   await shot("trace");
   await accessible(page, "trace");
   await fits(page, "trace");
+}
+
+/** Several replicas are drawn over time. */
+export async function replicas({ page, shot }) {
+  await open(page, "--workload", "agents", "--requests", "300", "--rate", "60", "--sim-preset", "h200:qwen3-14b", "--kv-capacity", "64000", "--roles", "2:3", "--failures", "mtbf=3,restart=0.5");
+  const titles = await page.locator(".maps figcaption").allInnerTexts();
+  assert.deepEqual(titles.map((title) => title.split(" up to")[0]), ["Queue", "Running", "Prefix hit rate", "K/V transfers", "Down"]);
+  const map = page.locator(".maps canvas").nth(1);
+  const { width } = await map.boundingBox();
+  const seen = new Set();
+  for (let i = 2; i < 20; i++) {
+    await map.hover({ position: { x: (width * i) / 20, y: 8 } });
+    seen.add(await page.locator(".maps output").nth(1).innerText());
+  }
+  assert.ok([...seen].some((text) => /^replica 0, prefill at .+ s: .+ requests$/.test(text)), [...seen].join("; "));
+  await page.locator(".replicas summary").click();
+  assert.equal(await page.locator(".replicas tbody tr").count(), 5);
+  await shot("replicas");
+  await accessible(page, "replicas over time");
+  await fits(page, "replicas over time");
 }
 
 /** The document's example: request 4 waits, because the rectangle could grow beyond its bound. */

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_bench::{
-    sim::{Replica, Run, engine, run},
+    sim::{FleetModel, Replica, Run, engine, run},
     workload::{Scenario, ScriptedModel},
 };
 use kvasir_engine::{Core, DeferReason, Limits, Order, Rectangular, RectangularConfig, Route, StepTrace};
@@ -47,6 +47,7 @@ fn draw(text: &str) -> Vec<Drawn> {
         Run {
             replicas: vec![Replica { engine: engine(core, device, &clock, false), clock }],
             route: Route::default(),
+            fleet: FleetModel::default(),
             workload: &mut scenario,
             window: 0..10_000,
             lines: None,

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_bench::{
-    sim::{Replica, Report, Run, engine, run},
+    sim::{FleetModel, Replica, Report, Run, engine, run},
     workload::{AgentProfile, AgentSessions, Agents, Poisson, ScriptedModel, SeededParams, Workload},
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Route};
@@ -40,8 +40,16 @@ impl Fleet {
 
     fn run(&self, workload: &mut dyn Workload) -> Report {
         let replicas = (0..self.replicas).map(|index| self.replica(index)).collect();
-        let run_ =
-            Run { replicas, route: self.route, workload, window: 0..0, lines: None, aborts: 0, seed: 1 };
+        let run_ = Run {
+            replicas,
+            route: self.route,
+            fleet: FleetModel::default(),
+            workload,
+            window: 0..0,
+            lines: None,
+            aborts: 0,
+            seed: 1,
+        };
         run(run_, &mut |_, _| true).report
     }
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_bench::{
-    sim::{Finished, Outcome, Replica, Report, Run, engine, run},
+    sim::{Finished, FleetModel, Outcome, Replica, Report, Run, engine, run},
     trace::{self, End, Header, Lines},
     workload::{
         AgentProfile, AgentSessions, Agents, Chat, Poisson, Scenario, ScriptedModel, SeededParams, Workload,
@@ -66,6 +66,7 @@ fn simulate(setting: Setting, workload: &mut dyn Workload) -> Finished {
     let run_ = Run {
         replicas: vec![Replica { engine: engine(core, device, &clock, setting.overlap), clock }],
         route: Route::default(),
+        fleet: FleetModel::default(),
         workload,
         window: 0..1_000_000,
         lines: setting.lines,

@@ -102,8 +102,20 @@ fn invalid_options_of_replicas_are_usage_errors() {
         (vec!["--workload", "chat", "--replicas", "0"], "--replicas"),
         (vec!["--workload", "chat", "--route", "prefix"], "--replicas"),
         (vec!["--workload", "chat", "--replicas", "2", "--route", "nearest"], "least-tokens"),
-        (vec!["--workload", "chat", "--replicas", "2", "--trace", page], "--replicas 2"),
-        (vec!["--workload", "chat", "--replicas", "2", "--html", page], "--replicas 2"),
+        (vec!["--workload", "chat", "--replicas", "2", "--trace", page], "2 replicas"),
+        (vec!["--workload", "chat", "--roles", "1:1", "--trace", page], "2 replicas"),
+        (vec!["--workload", "chat", "--roles", "1"], "P:D"),
+        (vec!["--workload", "chat", "--roles", "2:2", "--replicas", "3"], "--replicas 3"),
+        (vec!["--workload", "chat", "--roles", "1:1", "--prefix-cache", "off"], "--route prefix"),
+        (
+            vec!["--workload", "chat", "--roles", "1:1", "--route", "session", "--prefix-cache", "off"],
+            "--roles",
+        ),
+        (vec!["--workload", "chat", "--roles", "1:1", "--sim-preset", "l40s"], "--links"),
+        (vec!["--workload", "chat", "--tp", "17"], "16 attention heads"),
+        (vec!["--workload", "chat", "--tp", "2", "--sim-preset", "cpu2-amx"], "--links"),
+        (vec!["--workload", "chat", "--links", "ranks=fast"], "CLASS=BANDWIDTH:LATENCY"),
+        (vec!["--workload", "chat", "--failures", "mtbf=1"], "restart"),
         (vec!["--workload", "chat", "--replicas", "2", "--cache", "cells"], "--cache cells"),
         (vec!["--workload", "chat", "--replicas", "2", "--prefix-cache", "off"], "--route prefix"),
         (vec![stepped, "--replicas", "2"], "`arrival_step`"),
@@ -128,6 +140,45 @@ fn reports_list_each_replica() {
         serde_json::from_slice(&sim(&[&args[..], &["--json"]].concat()).stdout).unwrap();
     assert_eq!(report["replicas"].as_array().unwrap().len(), 3);
     assert_eq!((&report["setup"]["route"], &report["setup"]["replicas"]), (&"session".into(), &3.into()));
+}
+
+#[test]
+fn reports_say_where_the_time_goes() {
+    let fleet = "--workload agents --requests 60 --rate 60 --sim-preset h200:qwen3-14b --roles 1:2 --tp 2 \
+                 --failures mtbf=1,restart=0.2";
+    let args: Vec<&str> = fleet.split_whitespace().collect();
+    let text = String::from_utf8(sim(&args).stdout).unwrap();
+    for line in ["time of replicas", "decode (2)", "collectives ", "restart ", "idle ", "between replicas "] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let report: serde_json::Value =
+        serde_json::from_slice(&sim(&[&args[..], &["--json"]].concat()).stdout).unwrap();
+    let setup = &report["setup"];
+    assert_eq!((&setup["tp"], &setup["roles"], &setup["replicas"]), (&2.into(), &"1:2".into(), &3.into()));
+    assert_eq!(report["time_of_replicas"][0]["role"], "prefill");
+    let plain = ["--workload", "agents", "--requests", "60", "--json"];
+    assert_eq!(sim(&plain).stdout, sim(&[&plain[..], &["--tp", "1"]].concat()).stdout);
+}
+
+#[test]
+fn the_page_of_several_replicas_draws_them_over_time() {
+    let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-fleet-page");
+    let page = folder.join("page.html");
+    let out = sim(&[
+        "--workload",
+        "agents",
+        "--requests",
+        "40",
+        "--roles",
+        "1:2",
+        "--html",
+        page.to_str().unwrap(),
+    ]);
+    assert_eq!(out.status.code(), Some(0), "{}", String::from_utf8_lossy(&out.stderr));
+    let page = fs::read_to_string(&page).unwrap();
+    for part in ["\"fleet\":", "K/V transfers", "0, prefill", "of replica 0"] {
+        assert!(page.contains(part), "{part}");
+    }
 }
 
 /// The clock has nanoseconds of 64 bits; it must not wrap.

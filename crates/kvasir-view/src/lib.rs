@@ -21,7 +21,9 @@
 //! - `report`: `{numbers: [[name, text]], table: {head: [text], rows: [[text]]}, series: [{title,
 //!   unit, points: [[x, y]]}], percentiles: [{name, values}]}` over the whole run. `values` are
 //!   quantiles at equal distances, ascending, in nanoseconds. Without a report, rates are computed
-//!   from the steps. With a report and no steps the page shows the figures alone, as tables.
+//!   from the steps. `fleet`, if there are several replicas: `{seconds, replicas: [name], maps: [{title,
+//!   unit, max, rows: [[value or null]]}]}`, a row per replica and a value per time bin of `seconds`.
+//!   `max` is the largest value of the scale, else that of the rows. With a report and no steps the page shows the figures alone, as tables.
 //!
 //! A step is what one call of `schedule` decided, and what came back before the next call. An
 //! absent key means no change:
@@ -61,13 +63,14 @@ pub const STYLE: &str = include_str!("page/style.css");
 
 const PAGE: &str = include_str!("page/page.html");
 
-const SCRIPTS: [&str; 7] = [
+const SCRIPTS: [&str; 8] = [
     include_str!("page/words.js"),
     include_str!("page/model.js"),
     include_str!("page/draft_tree.js"),
     include_str!("page/panels.js"),
     include_str!("page/map.js"),
     include_str!("page/plots.js"),
+    include_str!("page/fleet.js"),
     include_str!("page/app.js"),
 ];
 

@@ -8,48 +8,42 @@
 //!    modeled time. The replica's next turn is at that time.
 //! 4. A replica with nothing to run has no turn until a request arrives.
 //!
+//! Other events are failures and restarts of replicas (`placement`), and K/V transfers and requests
+//! that are handed off (`hand_off`). A replica fails between two of its steps.
+//!
 //! The router therefore sees the results of a step only once it has ended. A request that arrives
 //! while a step runs is scheduled with the next one.
 
-use crate::sim::replica::{Replica, SimulatedReplica};
+mod hand_off;
+mod placement;
+
+use crate::sim::failures::{FailureTimes, Failures};
+use crate::sim::known_blocks::KnownBlocks;
+use crate::sim::links::ReplicaLinks;
+use crate::sim::observer::{SharedCounts, lock};
+use crate::sim::open_request::Moves;
+use crate::sim::replica::SimulatedReplica;
 use crate::sim::replica_report::ReplicaReport;
-use crate::sim::report::Count;
+use crate::sim::schedule::Schedule;
+use crate::sim::time_use::TimeUse;
 use crate::workload::rng::WorkloadRng;
 use crate::workload::{At, Job, Workload};
-use kvasir_engine::{
-    Engine, Finish, Nanos, Params, Request, Route, RouteRequest, Router, RouterConfig, SessionId, Turn,
-};
-use kvasir_sample::Sampling;
-use kvasir_sim::CostDevice;
-use std::{
-    cmp::Reverse,
-    collections::BinaryHeap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use hand_off::{Moving, Transfer};
+use kvasir_engine::{Core, DraftStats, Finish, Nanos, RoleRouter, Route, RouterConfig, Summary, Turn};
+use kvasir_kv::KvEvent;
+use kvasir_sim::{Preset, Totals};
+use placement::WaitingRequest;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 
-/// A future request, ordered by due time and then by creation.
-#[derive(Debug)]
-struct PendingArrival {
-    at: u64,
-    order: u64,
-    job: Job,
-}
-
-impl PartialEq for PendingArrival {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-impl Eq for PendingArrival {}
-impl PartialOrd for PendingArrival {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for PendingArrival {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.order).cmp(&(other.at, other.order))
-    }
+/// An event of the fleet beside the steps of replicas.
+enum FleetEvent {
+    Fail(usize),
+    Restart(usize),
+    /// K and V arrive at a replica.
+    Import(Transfer),
+    /// A handed-off request arrives at a replica.
+    Start(Box<Moving>),
 }
 
 /// Consecutive turns without a step after which the run counts as stuck.
@@ -61,21 +55,29 @@ const RETRY_NS: u64 = 1_000_000;
 /// Further requests stay in the workload, so that a burst of any size takes little memory and can
 /// be interrupted.
 const MAX_WAITING: usize = 1 << 17;
+/// New blocks per request that the filter of known blocks is sized for.
+const BLOCKS_PER_REQUEST: u64 = 64;
 
 /// The state of a run.
 pub(crate) struct Driver<'a> {
     replicas: Vec<SimulatedReplica>,
-    router: Router,
+    router: RoleRouter,
     /// The next turn of each replica that has one.
     turns: BinaryHeap<Reverse<(Nanos, usize)>>,
     workload: &'a mut dyn Workload,
     /// The workload's next request, peeked but not yet due.
     next_job: Option<Job>,
     /// Requests that completions have added.
-    follow_ups: BinaryHeap<Reverse<PendingArrival>>,
-    /// Number of follow-up requests so far, which breaks ties of due times.
-    order: u64,
-    count: Arc<Mutex<Count>>,
+    follow_ups: Schedule<Job>,
+    events: Schedule<FleetEvent>,
+    failures: Option<(Failures<'a>, FailureTimes)>,
+    links: Option<ReplicaLinks>,
+    /// Handed-off requests on their way to another replica.
+    moving: usize,
+    /// Requests that wait because no replica is available.
+    unplaced: VecDeque<WaitingRequest>,
+    known: KnownBlocks,
+    shared: SharedCounts,
     pub(crate) names: Vec<(u64, String)>,
     /// Share of requests, in thousandths, whose client disconnects.
     aborts: u32,
@@ -93,30 +95,47 @@ pub(crate) struct Driver<'a> {
     now: Nanos,
 }
 
+/// What a driver runs.
+pub(crate) struct DriverSetup<'a> {
+    pub(crate) replicas: Vec<SimulatedReplica>,
+    pub(crate) route: Route,
+    pub(crate) workload: &'a mut dyn Workload,
+    pub(crate) failures: Option<Failures<'a>>,
+    pub(crate) links: Option<ReplicaLinks>,
+    pub(crate) shared: SharedCounts,
+    pub(crate) aborts: u32,
+    pub(crate) seed: u64,
+}
+
 impl<'a> Driver<'a> {
-    pub(crate) fn new(
-        replicas: Vec<Replica>,
-        route: Route,
-        workload: &'a mut dyn Workload,
-        count: Arc<Mutex<Count>>,
-        (aborts, seed): (u32, u64),
-    ) -> Self {
-        let replicas: Vec<SimulatedReplica> = replicas.into_iter().map(SimulatedReplica::new).collect();
+    pub(crate) fn new(setup: DriverSetup<'a>) -> Self {
+        let DriverSetup { replicas, route, workload, failures, links, shared, aborts, seed } = setup;
         // One replica needs no routing by prefix, so no prompt is hashed.
         let route = if replicas.len() == 1 { Route::RoundRobin } else { route };
         let core = replicas.first().map(|replica| replica.engine.core());
         let block_size = core.map_or(1, |core| core.cache().shape().block_size);
         let max_queued = core.map_or(1, |core| core.limits().max_waiting as usize).max(1);
         let config = RouterConfig { block_size, ..RouterConfig::new(route) };
+        let mut events = Schedule::default();
+        let failures = failures.map(|failures| {
+            let mut times = FailureTimes::new(failures.mean_seconds, replicas.len(), seed);
+            (0..replicas.len()).for_each(|index| events.push(times.next(index, 0), FleetEvent::Fail(index)));
+            (failures, times)
+        });
         Self {
-            router: Router::new(config, replicas.len()),
+            router: RoleRouter::new(config, replicas.iter().map(|replica| replica.role).collect()),
             replicas,
             turns: BinaryHeap::new(),
             next_job: workload.next(),
+            known: KnownBlocks::new(workload.total().saturating_mul(BLOCKS_PER_REQUEST)),
             workload,
-            follow_ups: BinaryHeap::new(),
-            order: 0,
-            count,
+            follow_ups: Schedule::default(),
+            events,
+            failures,
+            links,
+            moving: 0,
+            unplaced: VecDeque::new(),
+            shared,
             names: Vec::new(),
             aborts,
             rng: WorkloadRng::new(seed ^ 0xAB0127),
@@ -129,8 +148,24 @@ impl<'a> Driver<'a> {
         }
     }
 
-    pub(crate) fn engines(&self) -> impl Iterator<Item = &Engine<CostDevice>> {
-        self.replicas.iter().map(|replica| &replica.engine)
+    fn cores(&self) -> impl Iterator<Item = &Core> {
+        self.replicas.iter().map(|replica| replica.engine.core())
+    }
+
+    /// Preset and KV capacity of the replicas.
+    pub(crate) fn machine(&self) -> Option<(Preset, u32)> {
+        let engine = &self.replicas.first()?.engine;
+        Some((*engine.executor().preset(), engine.core().cache().shape().capacity))
+    }
+
+    /// Totals of all devices, and statistics of all drafts.
+    pub(crate) fn totals(&self) -> (Totals, DraftStats) {
+        let (mut totals, mut drafts) = (Totals::default(), DraftStats::default());
+        for replica in &self.replicas {
+            totals += replica.device_totals();
+            drafts += &replica.draft_stats();
+        }
+        (totals, drafts)
     }
 
     /// The latest time of any replica.
@@ -138,15 +173,22 @@ impl<'a> Driver<'a> {
         self.replicas.iter().map(|replica| replica.clock.now()).max().unwrap_or(self.now)
     }
 
-    /// Report of each replica after `time` simulated nanoseconds; empty for one replica.
+    /// Report of each replica after `time` simulated nanoseconds.
     pub(crate) fn reports(&self, time: Nanos) -> Vec<ReplicaReport> {
         let report = |replica: &SimulatedReplica| {
-            let busy = replica.engine.executor().spent().busy_ns as f64;
+            let busy = replica.device_totals().busy_ns as f64;
             let device_busy = if time > 0 { busy / time as f64 } else { 0.0 };
-            ReplicaReport { device_busy, ..replica.report }
+            // A restart may end after the run.
+            let after = replica.down_until.map_or(0, |until| until.saturating_sub(time)) as f64;
+            let restart = (replica.report.restart_ns as f64 - after).max(0.0);
+            let computed = replica.computed();
+            let failed_steps = (busy - computed.total()).max(0.0);
+            let used = computed.total() + failed_steps + restart;
+            let idle = (time as f64 - used).max(0.0);
+            let times = TimeUse { failed_steps, restart, idle, ..computed };
+            ReplicaReport { device_busy, time: times.in_seconds(), ..replica.report }
         };
-        let several = Some(&self.replicas).filter(|replicas| replicas.len() > 1);
-        several.into_iter().flatten().map(report).collect()
+        self.replicas.iter().map(report).collect()
     }
 
     /// Runs to the end; returns why the run stopped early, if it did.
@@ -154,12 +196,21 @@ impl<'a> Driver<'a> {
         let mut stalled_turns = 0;
         loop {
             let turn = self.turns.peek().map(|Reverse((at, _))| *at);
+            let event = self.events.next_at();
+            let has_work = turn.is_some() || self.moving > 0 || !self.unplaced.is_empty();
             match (self.next_arrival(), turn) {
+                (arrival, turn)
+                    if event.is_some_and(|event| {
+                        (arrival.is_some() || has_work)
+                            && arrival.is_none_or(|at| event <= at)
+                            && turn.is_none_or(|at| event <= at)
+                    }) =>
+                {
+                    self.fleet_event();
+                }
                 (Some(at), turn) if turn.is_none_or(|turn| at < turn) => {
                     self.now = self.now.max(at);
-                    if let Err(why) = self.admit_due() {
-                        return Some(why);
-                    }
+                    self.admit_due();
                 }
                 (_, Some(_)) => {
                     let before = self.steps;
@@ -168,16 +219,15 @@ impl<'a> Driver<'a> {
                     }
                     stalled_turns = if self.steps > before { 0 } else { stalled_turns + 1 };
                 }
+                (_, None) if has_work => return Some("no replica is left".into()),
                 (_, None) => match self.next_job.as_ref().map(|job| job.at) {
                     // Without a step the step count cannot advance, so a request due before a later
                     // step is admitted now.
                     Some(At::Step(step)) => {
                         self.steps = self.steps.max(step);
-                        if let Err(why) = self.admit_due() {
-                            return Some(why);
-                        }
+                        self.admit_due();
                     }
-                    _ => return self.engines().find_map(|engine| engine.core().check_invariants().err()),
+                    _ => return self.cores().find_map(|core| core.check_invariants().err()),
                 },
             }
             if !progress(self.ended, self.now) {
@@ -197,10 +247,10 @@ impl<'a> Driver<'a> {
         self.next_time()
     }
 
-    /// Whether due requests must stay in the workload: the queue of a replica is full, or all
-    /// queues together hold `MAX_WAITING` requests.
+    /// Whether due requests must stay in the workload: no replica is available, the queue of one is
+    /// full, or all queues together hold `MAX_WAITING` requests.
     fn is_full(&self) -> bool {
-        self.full_replicas > 0 || self.waiting >= MAX_WAITING
+        self.full_replicas > 0 || !self.unplaced.is_empty() || self.waiting >= MAX_WAITING
     }
 
     /// Updates the counts of waiting requests after a replica's queue has changed.
@@ -214,7 +264,7 @@ impl<'a> Driver<'a> {
     }
 
     fn next_time(&self) -> Option<Nanos> {
-        let follow = self.follow_ups.peek().map(|Reverse(arrival)| arrival.at);
+        let follow = self.follow_ups.next_at();
         let first = self.next_job.as_ref().and_then(|job| match job.at {
             At::Time(at) => Some(at),
             At::Step(_) => None,
@@ -223,13 +273,13 @@ impl<'a> Driver<'a> {
     }
 
     /// Admits all due requests up to the queue bound.
-    fn admit_due(&mut self) -> Result<(), String> {
+    fn admit_due(&mut self) {
         for _ in 0..MAX_WAITING {
             if self.is_full() {
                 break;
             }
             let now = self.now;
-            let follow = self.follow_ups.peek().map(|Reverse(arrival)| arrival.at).filter(|at| *at <= now);
+            let follow = self.follow_ups.next_at().filter(|at| *at <= now);
             let first = match self.next_job.as_ref().map(|job| job.at) {
                 Some(At::Time(at)) if at <= now && follow.is_none_or(|follow| at <= follow) => true,
                 Some(At::Step(step)) => step <= self.steps,
@@ -240,59 +290,13 @@ impl<'a> Driver<'a> {
                     let next = self.workload.next();
                     std::mem::replace(&mut self.next_job, next)
                 }
-                (false, Some(_)) => self.follow_ups.pop().map(|Reverse(arrival)| arrival.job),
+                (false, Some(_)) => self.follow_ups.pop().map(|(_, job)| job),
                 (false, None) => break,
             };
             if let Some(job) = job {
-                self.add(job)?;
+                self.add(job);
             }
         }
-        Ok(())
-    }
-
-    /// Routes a request and queues it; wakes its replica.
-    fn add(&mut self, job: Job) -> Result<(), String> {
-        let arrived = match job.at {
-            At::Time(at) => at,
-            At::Step(_) => self.now,
-        };
-        if let Some(name) = self.workload.name(job.tag) {
-            self.names.push((job.tag, name.to_owned()));
-        }
-        let length = job.max_tokens.max(1);
-        let disconnects = self.aborts > 0 && self.rng.between(1, 1000) <= self.aborts;
-        let abort_after = job.abort_after.or(disconnects.then(|| self.rng.between(0, length - 1)));
-        let prompt = job.prompt.tokens();
-        let session = job.session.map(SessionId);
-        let charge = self.router.pick(&RouteRequest { session, ..RouteRequest::new(&prompt, 0) });
-        let charge = charge.map_err(|error| error.to_string())?;
-        let request = Request {
-            tag: job.tag,
-            prompt,
-            params: Params {
-                max_tokens: job.max_tokens,
-                eos: vec![crate::workload::text::EOS],
-                priority: job.priority,
-                key: job.key,
-                sampling: Sampling { seed: job.answer.0, ..Sampling::default() },
-                ..Params::default()
-            },
-        };
-        let index = charge.replica();
-        let replica = &mut self.replicas[index];
-        replica.has_arrivals = true;
-        if !replica.is_scheduled {
-            replica.clock.advance(self.now);
-            replica.is_scheduled = true;
-            self.turns.push(Reverse((replica.clock.now(), index)));
-        }
-        match replica.engine.core_mut().add(request, arrived) {
-            Ok(id) => replica.track(id, abort_after, charge),
-            // A refusal is delivered as the request's last event.
-            Err(_) => self.router.release(charge),
-        }
-        self.update_waiting(index);
-        Ok(())
     }
 
     /// Runs the earliest turn: delivers the replica's results, then runs a step.
@@ -304,10 +308,14 @@ impl<'a> Driver<'a> {
         if self.replicas[index].report.lost {
             return Ok(());
         }
+        if self.replicas[index].is_failing {
+            self.fail(index);
+            return Ok(());
+        }
         self.replicas[index].is_scheduled = true;
-        self.admit_due()?;
+        self.admit_due();
         let replica = &mut self.replicas[index];
-        let turn = replica.step(&self.count);
+        let turn = replica.step(&self.shared.count);
         self.update_waiting(index);
         let replica = &mut self.replicas[index];
         let had_arrivals = std::mem::take(&mut replica.has_arrivals);
@@ -356,6 +364,7 @@ impl<'a> Driver<'a> {
         self.turns.push(Reverse((replica.clock.now(), index)));
         self.router.set_available(index, false);
         self.router.restarted(index);
+        self.drop_targets(index);
         if self.replicas.iter().all(|replica| replica.report.lost) {
             self.deliver(index);
             return Err(why);
@@ -363,38 +372,71 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
+    /// Runs the next event of the fleet.
+    fn fleet_event(&mut self) {
+        let Some((at, event)) = self.events.pop() else { return };
+        self.now = self.now.max(at);
+        match event {
+            FleetEvent::Fail(index) if self.replicas[index].report.lost => {}
+            FleetEvent::Fail(index) => {
+                let replica = &mut self.replicas[index];
+                // A step runs to its end.
+                replica.is_failing = true;
+                if !replica.is_scheduled {
+                    self.fail(index);
+                }
+            }
+            FleetEvent::Restart(index) => self.restarted(index),
+            FleetEvent::Import(transfer) => self.import(transfer),
+            FleetEvent::Start(moving) => self.start_moved(*moving),
+        }
+    }
+
     /// Delivers the results of a replica's last step to the router, the counters and the workload.
     fn deliver(&mut self, index: usize) {
-        let Self { replicas, router, workload, count, .. } = self;
-        let replica = &mut replicas[index];
+        let replica = &mut self.replicas[index];
         for event in replica.results.kv_events.drain(..) {
-            router.apply(index, &event);
-        }
-        if replica.results.ended.is_empty() {
-            return;
-        }
-        let mut count = count.lock().unwrap_or_else(PoisonError::into_inner);
-        let (total, mut more) = (workload.total(), Vec::new());
-        let now = replica.clock.now();
-        for (summary, charge) in replica.results.ended.drain(..) {
-            self.ended += 1;
-            charge.into_iter().for_each(|charge| router.release(charge));
-            let name = || workload.name(summary.tag).map_or_else(|| summary.tag.to_string(), String::from);
-            count.ended(&summary, name, total);
-            let report = &mut replica.report;
-            report.requests += 1;
-            report.output_tokens += u64::from(summary.outputs);
-            if summary.timings.admitted.is_some() && !matches!(summary.finish, Finish::Refused(_)) {
-                report.prompt_tokens += u64::from(summary.prompt);
-                report.cached_tokens += u64::from(summary.cached);
+            if let KvEvent::BlockStored { hashes, .. } = &event {
+                hashes.iter().for_each(|hash| self.known.insert(*hash));
             }
-            workload.ended(&summary, now, &mut more);
+            self.router.apply(index, &event);
         }
-        drop(count);
+        let ended = std::mem::take(&mut replica.results.ended);
+        for (mut summary, open) in ended {
+            let moves = match open {
+                Some(open) => {
+                    self.router.release(open.charge);
+                    open.target.into_iter().for_each(|target| self.router.release(target));
+                    open.history.complete(&mut summary)
+                }
+                None => Moves::default(),
+            };
+            self.replicas[index].handing_off.remove(&summary.tag);
+            self.end(index, &summary, moves);
+        }
+        self.send_exports(index);
+        self.hand_off_exported(index);
+    }
+
+    /// Counts a request that ended on a replica, and adds what follows it.
+    fn end(&mut self, index: usize, summary: &Summary, moves: Moves) {
+        self.ended += 1;
+        let now = self.replicas[index].clock.now();
+        let (workload, report) = (&mut self.workload, &mut self.replicas[index].report);
+        let total = workload.total();
+        report.requests += 1;
+        report.output_tokens += u64::from(summary.outputs);
+        if summary.timings.admitted.is_some() && !matches!(summary.finish, Finish::Refused(_)) {
+            report.prompt_tokens += u64::from(summary.prompt);
+            report.cached_tokens += u64::from(summary.cached);
+        }
+        let name = || workload.name(summary.tag).map_or_else(|| summary.tag.to_string(), String::from);
+        lock(&self.shared.count).ended(summary, moves, name, total);
+        let mut more = Vec::new();
+        workload.ended(summary, now, &mut more);
         for job in more {
             let At::Time(at) = job.at else { continue };
-            self.order += 1;
-            self.follow_ups.push(Reverse(PendingArrival { at, order: self.order, job }));
+            self.follow_ups.push(at, job);
         }
     }
 }

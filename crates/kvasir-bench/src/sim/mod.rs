@@ -1,43 +1,59 @@
 //! `kvasir sim`: discrete-event simulation of the real engine core over a device cost model.
 //!
-//! Simulates one engine, or several replicas behind the router of `kvasir serve --dp`. The event
-//! loop is in `driver`.
+//! Simulates one engine, or several replicas behind the router of `kvasir serve --dp`, with
+//! disaggregated prefill and failures of replicas. The event loop is in `driver`.
 //!
-//! A run is deterministic in its seed: no wall clock is read. Guarded by `tests/sim.rs` and
-//! `tests/fleet.rs`.
+//! A run is deterministic in its seed: no wall clock is read. Guarded by `tests/sim.rs`,
+//! `tests/fleet.rs` and `tests/roles.rs`.
 
 pub(crate) mod driver;
+pub(crate) mod failures;
 pub(crate) mod figures;
+pub(crate) mod fleet_series;
 pub(crate) mod histogram;
+pub(crate) mod known_blocks;
+pub(crate) mod links;
+pub(crate) mod observer;
+pub(crate) mod open_request;
 pub(crate) mod replica;
 pub(crate) mod replica_report;
 pub(crate) mod report;
+pub(crate) mod schedule;
 pub(crate) mod series;
+pub(crate) mod step_account;
+pub(crate) mod time_use;
 
+pub use crate::sim::failures::Failures;
 pub use crate::sim::histogram::{Histogram, Percentiles};
 pub use crate::sim::replica::Replica;
-pub use crate::sim::replica_report::ReplicaReport;
+pub use crate::sim::replica_report::{ReplicaReport, TransferredTokens};
 pub use crate::sim::report::{MachineFigure, Outcome, Report, RequestTimes, SimulatedMachine};
+pub use crate::sim::time_use::{RoleTime, TimeUse};
 
-use crate::sim::driver::Driver;
-use crate::sim::report::Count;
+use crate::sim::driver::{Driver, DriverSetup};
+use crate::sim::fleet_series::FleetSeries;
+use crate::sim::links::ReplicaLinks;
+use crate::sim::observer::{SharedCounts, Tracers, lock};
+use crate::sim::replica::SimulatedReplica;
 use crate::trace::{Lines, Recording};
 use crate::workload::Workload;
-use kvasir_engine::{Core, DraftStats, Engine, Nanos, Observer, Route, StepTrace, TraceSink, Tracer};
-use kvasir_exec::{Step, StepError};
-use kvasir_sim::{Clock, CostDevice, Totals};
+use kvasir_engine::{Core, Engine, Nanos, Role, Route, StepTrace, TraceSink, Tracer};
+use kvasir_sim::{Clock, CostDevice, Link};
 use std::{
     ops::Range,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 /// Configuration of one simulation.
 pub struct Run<'a> {
     /// The replicas, at least one. Under [`Route::Prefix`] several must record KV events
-    /// ([`Core::record_kv_events`]).
+    /// ([`Core::record_kv_events`]). With KV events the report tells lost prefixes from new prompt
+    /// tokens.
     pub replicas: Vec<Replica>,
     /// Routing policy; without effect for a single replica.
     pub route: Route,
+    /// Roles and failures of the replicas.
+    pub fleet: FleetModel<'a>,
     /// Source of requests.
     pub workload: &'a mut dyn Workload,
     /// Half-open range of steps of the first replica kept in memory for the viewer.
@@ -46,8 +62,22 @@ pub struct Run<'a> {
     pub lines: Option<Lines>,
     /// Share of requests, in thousandths, whose client disconnects before the answer is complete.
     pub aborts: u32,
-    /// Seed of the disconnects.
+    /// Seed of the disconnects and failures.
     pub seed: u64,
+}
+
+/// How the replicas of a fleet differ and fail. The default: all run both phases, none fails.
+#[derive(Default)]
+pub struct FleetModel<'a> {
+    /// Roles of the replicas; `both` for those beyond the list.
+    pub roles: Vec<Role>,
+    /// The link between replicas, for K/V transfers. Without it, replicas of the decode role compute
+    /// prompts again.
+    pub link: Option<Link>,
+    /// Failures of replicas, if they fail.
+    pub failures: Option<Failures<'a>>,
+    /// Whether to record replicas over time for the viewer page.
+    pub records_series: bool,
 }
 
 /// Results of a simulation.
@@ -64,35 +94,6 @@ pub struct Finished {
     pub names: Vec<(u64, String)>,
 }
 
-/// Observer that feeds the counters and the step tracers.
-struct SeriesObserver {
-    count: Arc<Mutex<Count>>,
-    tracers: Vec<Tracer<Box<dyn TraceSink>>>,
-    block: u32,
-}
-
-impl Observer for SeriesObserver {
-    fn scheduled(&mut self, core: &Core, step: &Step) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        count.step(core.record(), step, self.block);
-        self.tracers.iter_mut().for_each(|tracer| tracer.scheduled(core, step));
-    }
-
-    fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, now: Nanos) {
-        if result.is_err() {
-            self.count.lock().unwrap_or_else(PoisonError::into_inner).report.failed_steps += 1;
-        }
-        self.tracers.iter_mut().for_each(|tracer| tracer.completed(core, step, result, now));
-    }
-}
-
-impl Drop for SeriesObserver {
-    fn drop(&mut self) {
-        // Tracers hold back their newest record until it is complete.
-        self.tracers.drain(..).for_each(|tracer| drop(tracer.finish()));
-    }
-}
-
 /// An engine over a device, on the virtual clock that they share.
 pub fn engine(core: Core, device: CostDevice, clock: &Clock, overlap: bool) -> Engine<CostDevice> {
     let clock = clock.clone();
@@ -104,38 +105,36 @@ pub fn engine(core: Core, device: CostDevice, clock: &Clock, overlap: bool) -> E
 /// `progress` receives the number of ended requests and the simulated time after each event; the
 /// run stops when it returns `false`.
 pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64, Nanos) -> bool) -> Finished {
-    let count = Arc::new(Mutex::new(Count::default()));
     let recording = Recording::default();
-    let Run { replicas, route, workload, window, lines, aborts, seed } = run;
+    let Run { replicas, route, fleet, workload, window, lines, aborts, seed } = run;
+    let FleetModel { mut roles, link, failures, records_series } = fleet;
+    roles.resize(replicas.len(), Role::Both);
+    let series = records_series.then(|| Arc::new(Mutex::new(FleetSeries::new(roles.clone()))));
+    let shared = SharedCounts { count: Arc::default(), series };
     let first = window.start;
-    let mut tracers: Vec<Tracer<Box<dyn TraceSink>>> = Vec::new();
+    let mut tracers = Tracers::new();
     if !window.is_empty() {
         tracers.push(Tracer::new(Box::new(recording.clone()), window));
     }
     tracers.extend(lines.map(|lines| Tracer::new(Box::new(lines) as Box<dyn TraceSink>, 0..u64::MAX)));
-    let observe = |mut replica: Replica| {
-        let block = replica.engine.core().cache().shape().block_size;
-        let tracers = std::mem::take(&mut tracers);
-        replica.engine.add_observer(Box::new(SeriesObserver { count: Arc::clone(&count), tracers, block }));
-        replica
-    };
-    let replicas: Vec<Replica> = replicas.into_iter().map(observe).collect();
-    let mut driver = Driver::new(replicas, route, workload, Arc::clone(&count), (aborts, seed));
+    let replicas = replicas.into_iter().zip(roles).enumerate().map(|(index, (replica, role))| {
+        SimulatedReplica::new(replica, index, role, &shared, std::mem::take(&mut tracers))
+    });
+    let replicas: Vec<SimulatedReplica> = replicas.collect();
+    let count = replicas.len();
+    let links = replicas.first().zip(link).map(|(replica, link)| {
+        let preset = replica.engine.executor().preset();
+        ReplicaLinks::new(link, preset.kv_token_bytes(), preset.ranks, count)
+    });
+    let setup =
+        DriverSetup { replicas, route, workload, failures, links, shared: shared.clone(), aborts, seed };
+    let mut driver = Driver::new(setup);
     let exit = driver.drive(progress);
     let (now, names) = (driver.now(), std::mem::take(&mut driver.names));
-    let mut spent = Totals::default();
-    let mut drafts = DraftStats::default();
-    for engine in driver.engines() {
-        spent += engine.executor().spent();
-        drafts += engine.core().draft_stats();
-    }
-    let machine = driver
-        .engines()
-        .next()
-        .map(|engine| (*engine.executor().preset(), engine.core().cache().shape().capacity));
+    let (machine, (spent, drafts)) = (driver.machine(), driver.totals());
     let replicas = driver.reports(now);
     drop(driver);
-    let mut count = count.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut count = lock(&shared.count);
     count.report.broke_off = exit;
     let Some((preset, capacity)) = machine else {
         let report = Report { broke_off: Some("there is no replica".into()), ..Report::default() };
@@ -143,6 +142,9 @@ pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64, Nanos) -> bool) -> Finish
     };
     let mut report = count.report(now, spent, (&preset, capacity), replicas);
     report.speculation = (drafts.verified > 0).then_some(drafts);
-    let plots = count.plots(&report);
+    let mut plots = count.plots(&report);
+    if let Some(series) = &shared.series {
+        plots["fleet"] = lock(series).drawn(now);
+    }
     Finished { report, steps: recording.take(), first, plots, names }
 }

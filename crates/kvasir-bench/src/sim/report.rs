@@ -3,8 +3,10 @@
 
 use crate::sim::figures::{grouped, three_digits};
 use crate::sim::histogram::{Histogram, Percentiles};
+use crate::sim::open_request::Moves;
 use crate::sim::replica_report::ReplicaReport;
 use crate::sim::series::{Sample, Series};
+use crate::sim::time_use::RoleTime;
 use kvasir_engine::{DraftStats, Finish, StepRecord, Summary};
 use kvasir_exec::Step;
 use kvasir_sim::{Preset, Totals};
@@ -116,8 +118,10 @@ pub struct RequestTimes {
     pub queue: f64,
     /// Admission to first token.
     pub prefill: f64,
-    /// First token to last.
+    /// First token to last, without `moves`.
     pub decode: f64,
+    /// From one replica to another, after a hand-off or a failure: K/V transfer and queue.
+    pub moves: f64,
 }
 
 /// Results of a run. Deterministic: wall time is not included, so equal runs give equal reports.
@@ -182,6 +186,8 @@ pub struct Report {
     pub speculation: Option<DraftStats>,
     /// Steps that failed.
     pub failed_steps: u64,
+    /// Where the time of the replicas went, by role.
+    pub time_of_replicas: Vec<RoleTime>,
     /// Results of each replica, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<ReplicaReport>,
@@ -206,8 +212,9 @@ pub(crate) struct Count {
     padded: u64,
     read: u64,
     most_used: u32,
-    /// Total nanoseconds that complete requests spent in the queue, in prefill and in decode.
-    times: [u64; 3],
+    /// Total nanoseconds that complete requests spent in the queue, in prefill, in decode and between
+    /// replicas.
+    times: [u64; 4],
 }
 
 const MOST_OUTCOMES: u64 = 10_000;
@@ -217,7 +224,14 @@ impl Count {
         self.itl.add(ns);
     }
 
-    pub(crate) fn ended(&mut self, summary: &Summary, name: impl FnOnce() -> String, expected: u64) {
+    /// Counts a request that has ended, of a workload of `expected` ones.
+    pub(crate) fn ended(
+        &mut self,
+        summary: &Summary,
+        moves: Moves,
+        name: impl FnOnce() -> String,
+        expected: u64,
+    ) {
         let report = &mut self.report;
         report.requests += 1;
         *report.ended.entry(summary.finish.to_string()).or_default() += 1;
@@ -247,11 +261,13 @@ impl Count {
             let admitted = summary.timings.admitted.unwrap_or(done);
             let first = summary.timings.first_token.unwrap_or(done);
             let last = summary.timings.last_token.unwrap_or(first);
-            for (sum, (from, to)) in
-                self.times.iter_mut().zip([(arrived, admitted), (admitted, first), (first, last)])
-            {
-                *sum += to.saturating_sub(from);
-            }
+            let phases = [
+                admitted.saturating_sub(arrived),
+                first.saturating_sub(admitted).saturating_sub(moves.in_prefill),
+                last.saturating_sub(first).saturating_sub(moves.in_decode),
+                moves.in_prefill + moves.in_decode,
+            ];
+            self.times.iter_mut().zip(phases).for_each(|(sum, ns)| *sum += ns);
         }
         if expected <= MOST_OUTCOMES {
             let ms = |ns: u64| ns as f64 / 1e6;
@@ -282,7 +298,7 @@ impl Count {
         self.series.add(record.at, Sample::of(record, step));
     }
 
-    /// The report of a run of `now` nanoseconds. `replicas` is empty for a single engine. The pair
+    /// The report of a run of `now` nanoseconds. The pair
     /// is the preset and the KV capacity of each replica.
     pub(crate) fn report(
         &self,
@@ -309,11 +325,13 @@ impl Count {
         report.max_slots_used = per(self.most_used.into(), capacity.into());
         report.device_busy = per(busy, seconds * replicas.len().max(1) as f64);
         let busiest = replicas.iter().map(|replica| replica.device_busy).fold(0.0, f64::max);
-        report.imbalance = if replicas.is_empty() { 0.0 } else { per(busiest, report.device_busy) };
-        report.replicas = replicas;
-        let [queue, prefill, decode] =
+        report.imbalance = if replicas.len() <= 1 { 0.0 } else { per(busiest, report.device_busy) };
+        report.time_of_replicas =
+            RoleTime::by_role(replicas.iter().map(|replica| (replica.role, replica.time)));
+        report.replicas = if replicas.len() > 1 { replicas } else { Vec::new() };
+        let [queue, prefill, decode, moves] =
             self.times.map(|ns| per(ns as f64 / 1e6, self.e2e.percentiles().count as f64));
-        report.request_times_ms = RequestTimes { queue, prefill, decode };
+        report.request_times_ms = RequestTimes { queue, prefill, decode, moves };
         report.bandwidth_used = per(totals.bytes, busy * preset.machine.bandwidth.value);
         report.arithmetic_used = per(totals.operations, busy * preset.machine.operations().value);
         report.padding = per(self.padded as f64, (self.padded + self.read) as f64);
@@ -362,6 +380,9 @@ impl Report {
             ("of bandwidth", percent(self.bandwidth_used)),
             ("of arithmetic", percent(self.arithmetic_used)),
         ];
+        if self.request_times_ms.moves > 0.0 {
+            numbers.push(("between replicas", format!("{} ms", three_digits(self.request_times_ms.moves))));
+        }
         if self.padding > 0.0 {
             numbers.push(("padding", percent(self.padding)));
         }
@@ -374,6 +395,8 @@ impl Report {
             numbers.push(("busiest / mean replica", three_digits(self.imbalance)));
             let lost = self.replicas.iter().filter(|replica| replica.lost).count();
             numbers.extend((lost > 0).then(|| ("replicas lost", grouped(lost as u64))));
+            let failures = self.replicas.iter().map(|replica| u64::from(replica.failures)).sum();
+            numbers.extend((failures > 0).then(|| ("failures", grouped(failures))));
         }
         if self.failed_steps > 0 {
             numbers.push(("failed steps", grouped(self.failed_steps)));

@@ -9,15 +9,18 @@ use crate::options::machine_file;
 use crate::options::model::DraftArgs;
 use crate::options::resolve::{setup, speculation, static_shape};
 use crate::options::rules::rule;
+use crate::options::sim_fleet::SimFleetArgs;
 use crate::options::workload::{Kind, WorkloadArgs};
-use clap::builder::{ArgPredicate, PossibleValuesParser, TypedValueParser};
+use clap::builder::ArgPredicate;
 use kvasir::Facts;
 use kvasir_bench::{
-    sim::{self, Finished, Replica, ReplicaReport, Report, Run, SimulatedMachine},
+    sim::{
+        self, Failures, Finished, FleetModel, Replica, ReplicaReport, Report, RoleTime, Run, SimulatedMachine,
+    },
     trace::{self, End, Header, Lines},
     workload::{Scenario, ScriptedModel, Workload},
 };
-use kvasir_engine::{Core, Resolved, Route};
+use kvasir_engine::{Resolved, Role, Route};
 use kvasir_sim::{Clock, CostDevice, DraftProfile, Faults, Preset};
 use serde_json::{Map, Value};
 use std::{
@@ -47,12 +50,8 @@ pub(crate) struct Args {
     /// [default: 0]
     #[arg(long, value_name = "SHARE", value_parser = probability)]
     repetition: Option<f64>,
-    /// Replicas of the engine, each on a simulated device of its own [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    replicas: Option<u32>,
-    /// How replicas share the requests [default: prefix]
-    #[arg(long, value_name = "POLICY", value_parser = route(), requires = "replicas")]
-    route: Option<Route>,
+    #[command(flatten)]
+    fleet: SimFleetArgs,
     /// Injected faults per thousand steps (refused, failed, out_of_memory, late, lost) or requests (aborts)
     #[arg(long, value_name = "KIND=N,..", value_parser = parse_trouble, default_value = "", hide_default_value = true)]
     faults: Trouble,
@@ -88,12 +87,6 @@ pub(crate) struct Args {
     acceptance: Vec<f64>,
     #[command(flatten)]
     options: Options,
-}
-
-/// Parses the name of a routing policy.
-fn route() -> impl TypedValueParser<Value = Route> {
-    PossibleValuesParser::new(Route::ALL.iter().map(|route| route.name()))
-        .try_map(|name| name.parse::<Route>())
 }
 
 fn probability(text: &str) -> Result<f64, String> {
@@ -202,7 +195,7 @@ impl Args {
     }
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
-        let preset = self.preset()?;
+        let preset = self.fleet.apply(self.preset()?)?;
         let draft = self.draft_model(&preset)?;
         let spec = self.draft.speculation();
         let (scenario, written) = match &self.scenario {
@@ -228,16 +221,13 @@ impl Args {
             overlaps: spec.is_none(),
         };
         let resolved = config.resolve(&facts)?;
-        let (replicas, route) = (self.replicas.unwrap_or(1), self.route.unwrap_or_default());
+        let (replicas, route, roles) = (self.fleet.replicas(), self.fleet.route(), self.fleet.roles());
         self.check_replicas(scenario.as_ref())?;
         let core = resolved.core()?;
         let mut workload = self.workload(scenario, resolved.limits.max_model_len)?;
         let mut setup = setup(&resolved, &core);
         setup.insert("device".into(), preset.to_string().into());
-        if replicas > 1 {
-            setup.insert("replicas".into(), replicas.into());
-            setup.insert("route".into(), route.name().into());
-        }
+        self.fleet.describe(&preset, &mut setup);
         setup.extend(spec.map(|spec| ("spec".into(), speculation(spec))));
         setup.insert("notes".into(), notes(&preset).into());
         let header =
@@ -248,22 +238,22 @@ impl Args {
         let lines =
             trace.as_ref().map(|file| file.writer().map(|out| Lines::begin(out, &header))).transpose()?;
 
-        let mut fleet = vec![self.replica(&resolved, core, preset, draft.as_ref(), 0)?];
-        for index in 1..replicas {
-            fleet.push(self.replica(&resolved, resolved.core()?, preset, draft.as_ref(), index)?);
-        }
-        if replicas > 1 && route == Route::Prefix {
-            for replica in &mut fleet {
-                replica.engine.core_mut().record_kv_events().map_err(|error| {
-                    Failure::usage(format!("--route prefix with --cache {}: {error}", resolved.kind))
-                })?;
-            }
-        }
+        let build = |index: u32| self.replica(&resolved, preset, draft.as_ref(), index);
+        let fleet = (0..replicas).map(build).collect::<Result<Vec<_>, _>>()?;
+        let failures = self.fleet.failures().map(|rate| Failures {
+            mean_seconds: rate.mtbf,
+            restart_seconds: rate.restart,
+            rebuild: Box::new(|index| build(index as u32).ok()),
+        });
+        let link = preset.machine.links.replicas.filter(|_| !roles.is_empty());
+        let draws_fleet = page.is_some() && replicas > 1;
+        let model = FleetModel { roles, link, failures, records_series: draws_fleet };
         let began = Instant::now();
         let bar = progress::bar(workload.total());
         let run = Run {
             replicas: fleet,
             route,
+            fleet: model,
             workload: &mut *workload,
             window: if page.is_some() { self.html_steps.clone().unwrap_or(0..2000) } else { 0..0 },
             lines: lines.clone(),
@@ -285,7 +275,9 @@ impl Args {
         if interruption.has_come() {
             return Err(Failure::failed("interrupted; no file was written"));
         }
-        let end = End { total: finished.report.steps, names: finished.names.clone() };
+        // Page and trace hold the steps of the first replica.
+        let steps = finished.report.replicas.first().map_or(finished.report.steps, |first| first.steps);
+        let end = End { total: steps, names: finished.names.clone() };
         if let (Some(file), Some(lines)) = (trace, lines) {
             lines.end(&end).map_err(|error| Failure::write(file.path(), &error))?;
             drop(lines);
@@ -302,11 +294,18 @@ impl Args {
     fn replica(
         &self,
         resolved: &Resolved,
-        core: Core,
         preset: Preset,
         draft: Option<&DraftProfile>,
         index: u32,
     ) -> Result<Replica, Failure> {
+        let mut core = resolved.core()?;
+        // The report tells lost prefixes by KV events, where the cache has them.
+        let events = core.record_kv_events();
+        if self.fleet.replicas() > 1 && self.fleet.route() == Route::Prefix {
+            events.map_err(|error| {
+                Failure::usage(format!("--route prefix with --cache {}: {error}", resolved.kind))
+            })?;
+        }
         let clock = Clock::default();
         let seed = self.requests.seed.wrapping_add(u64::from(index));
         let mut device = CostDevice::new(preset, clock.clone(), Box::new(ScriptedModel))
@@ -319,27 +318,31 @@ impl Args {
             device = device.with_draft(draft.clone());
         }
         let engine = sim::engine(core, device, &clock, resolved.overlap);
-        let engine = match self.draft.speculation() {
+        let mut engine = match self.draft.speculation() {
             Some(spec) => spec.apply(engine)?,
             None => engine,
         };
+        if self.fleet.roles().contains(&Role::Prefill) {
+            engine.kv_layout().map_err(|error| {
+                Failure::usage(format!("--roles with --cache {}: {error}", resolved.kind))
+            })?;
+        }
         Ok(Replica { engine, clock })
     }
 
     /// Rejects outputs and scenarios that need a single engine.
     fn check_replicas(&self, scenario: Option<&Scenario>) -> Result<(), Failure> {
-        let Some(replicas) = self.replicas.filter(|replicas| *replicas > 1) else { return Ok(()) };
-        let given = [("--html", self.html.is_some()), ("--trace", self.trace.is_some())];
+        let replicas = self.fleet.replicas();
         let only_one = |name: &str, why: &str| {
-            Err(Failure::usage(format!("{name} cannot be combined with --replicas {replicas}: {why}")))
+            Err(Failure::usage(format!("{name} cannot be combined with {replicas} replicas: {why}")))
         };
-        match given.iter().find(|(_, is_given)| *is_given) {
-            Some((name, _)) => only_one(name, "it shows the steps of one engine"),
-            None if scenario.is_some_and(Scenario::counts_steps) => {
-                only_one("`arrival_step`", "replicas do not step together; `arrival` is a time")
-            }
-            None => Ok(()),
+        if replicas > 1 && self.trace.is_some() {
+            return only_one("--trace", "it holds the steps of one engine");
         }
+        if replicas > 1 && scenario.is_some_and(Scenario::counts_steps) {
+            return only_one("`arrival_step`", "replicas do not step together; `arrival` is a time");
+        }
+        Ok(())
     }
 
     /// Rejects output paths that coincide with each other or with the input.
@@ -392,7 +395,8 @@ impl Args {
                 0 => format!("The run ended with step {total}, before step {first}"),
                 _ => format!("Steps {first} to {} of {total}", header.first + shown),
             };
-            let note = format!("{steps}; plots and figures are of the whole run.");
+            let of = if finished.report.replicas.is_empty() { "" } else { " of replica 0" };
+            let note = format!("{steps}{of}; plots and figures are of the whole run.");
             if let Some(notes) = header.setup.get_mut("notes").and_then(|notes| notes.as_array_mut()) {
                 notes.push(note.into());
             }
@@ -413,6 +417,10 @@ impl Args {
             }
             for (finish, n) in &report.ended {
                 println!("ended: {finish:<19}{n}");
+            }
+            for (name, columns) in RoleTime::table(&report.time_of_replicas) {
+                let columns: String = columns.iter().map(|column| format!("{column:<16}")).collect();
+                println!("{name:<26}{}", columns.trim_end());
             }
             for (name, replica) in listed_replicas(&report.replicas) {
                 println!("{name:<26}{}", replica.line());

@@ -10,66 +10,102 @@
 //! fp8 = 1979e12
 //! [launch]                    # seconds; default: as measured on the H200
 //! kernel = 3.6e-6
+//! [links.ranks]               # between the ranks of --tp; default: none
+//! bandwidth = 450e9           # bytes per second in each direction
+//! latency = 0.5e-6            # seconds per hop
+//! [links.replicas]            # between the replicas of --roles; default: none
+//! bandwidth = 50e9
+//! latency = 3e-6
 //! ```
 
 use crate::io::failure::Failure;
-use kvasir_sim::{Arithmetic, Figure, MACHINES, Machine, Recorded, Source, WeightType};
+use crate::options::sim_fleet::checked_link;
+use kvasir_sim::{Arithmetic, Figure, Link, Links, MACHINES, Machine, Recorded, Source, WeightType};
 use serde::Deserialize;
 use std::path::Path;
+use toml::Spanned;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MachineFile {
-    bandwidth: f64,
-    memory: f64,
+    bandwidth: Spanned<f64>,
+    memory: Spanned<f64>,
     weights: Option<String>,
-    kv_bytes: Option<f64>,
+    kv_bytes: Option<Spanned<f64>>,
     #[serde(default)]
     cpu: bool,
     name: Option<String>,
     source: Option<String>,
     arithmetic: Peaks,
     launch: Option<Launch>,
+    #[serde(default)]
+    links: LinkTables,
+}
+
+/// Links by class.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkTables {
+    ranks: Option<Spanned<LinkTable>>,
+    replicas: Option<Spanned<LinkTable>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkTable {
+    bandwidth: f64,
+    latency: f64,
 }
 
 /// Operations per second by type of the weights.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Peaks {
-    bf16: Option<f64>,
-    fp8: Option<f64>,
-    int8: Option<f64>,
+    bf16: Option<Spanned<f64>>,
+    fp8: Option<Spanned<f64>>,
+    int8: Option<Spanned<f64>>,
 }
 
 /// Launch costs in seconds. Without those of a graph, no step is recorded.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Launch {
-    kernel: f64,
-    graph: Option<f64>,
-    graph_kernel: Option<f64>,
-    kernels_per_layer: Option<f64>,
+    kernel: Spanned<f64>,
+    graph: Option<Spanned<f64>>,
+    graph_kernel: Option<Spanned<f64>>,
+    kernels_per_layer: Option<Spanned<f64>>,
 }
 
-/// Reads a machine, with weights of this type instead of the file's. Errors name the file and the key.
+/// Reads a machine, with weights of this type instead of the file's. Errors name the file, line, column
+/// and key.
 pub(crate) fn read(path: &Path, weights: Option<WeightType>) -> Result<Machine, Failure> {
     let named = |why: String| Failure::usage(format!("{}: {why}", path.display()));
-    let file = parsed(&Failure::read(path)?).map_err(named)?;
+    let text = Failure::read(path)?;
+    let file = parsed(&text).map_err(named)?;
     let name = file.name.clone();
     let name = name.or_else(|| path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
-    file.machine(name.unwrap_or_default(), weights).map_err(named)
+    file.machine(&text, name.unwrap_or_default(), weights).map_err(named)
 }
 
 /// Parses a file. An error about a value's type names its key.
 fn parsed(text: &str) -> Result<MachineFile, String> {
     toml::from_str(text).map_err(|error| {
         let why = error.message().trim().replace("expected f64", "expected a number");
+        let place = error.span().map_or_else(String::new, |span| place(text, span.start));
         let at = error.span().filter(|_| why.starts_with("invalid type"));
         match at.and_then(|span| key_before(text, span.start)) {
-            Some(key) => format!("`{key}`: {why}"),
-            None => why,
+            Some(key) => format!("{place}`{key}`: {why}"),
+            None => format!("{place}{why}"),
         }
     })
+}
+
+/// Line and column of a byte, as the beginning of an error.
+fn place(text: &str, at: usize) -> String {
+    let before = text.get(..at).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
+    format!("line {line}, column {column}: ")
 }
 
 /// The key whose value begins at this byte, with its table.
@@ -103,17 +139,18 @@ const KERNELS: Bounds = Bounds { unit: "kernels", least: 1.0, most: 1e6 };
 const BYTES_PER_ELEMENT: Bounds = Bounds { unit: "bytes per element", least: 0.25, most: 16.0 };
 
 impl MachineFile {
-    fn machine(self, name: String, weights: Option<WeightType>) -> Result<Machine, String> {
+    fn machine(self, text: &str, name: String, weights: Option<WeightType>) -> Result<Machine, String> {
         let source = self.source.map_or(Source::User, |source| Source::Published(source.leak()));
-        let figure = |what: &str, value: f64, Bounds { unit, least, most }: Bounds| {
+        let figure = |what: &str, value: Spanned<f64>, Bounds { unit, least, most }: Bounds| {
+            let (place, value) = (place(text, value.span().start), value.into_inner());
             if (least..=most).contains(&value) {
                 Ok(Figure { value, source })
             } else {
                 let [value, least, most] = [value, least, most].map(short);
-                Err(format!("`{what}` is {value}; it is in {unit}, from {least} to {most}"))
+                Err(format!("{place}`{what}` is {value}; it is in {unit}, from {least} to {most}"))
             }
         };
-        let peak = |what, value: Option<f64>| {
+        let peak = |what, value: Option<Spanned<f64>>| {
             value.map(|value| figure(what, value, OPERATIONS_PER_SECOND)).transpose()
         };
         // The H200's launch costs are the only measured ones of a GPU.
@@ -141,6 +178,19 @@ impl MachineFile {
                 (on_h200(default.launch), recorded, kernels_per_layer)
             }
         };
+        let link = |class: &str, table: Option<Spanned<LinkTable>>| {
+            let Some(table) = table else { return Ok(None) };
+            let place = place(text, table.span().start);
+            let LinkTable { bandwidth, latency } = table.into_inner();
+            let link =
+                checked_link(bandwidth, latency).map_err(|why| format!("{place}`links.{class}`: {why}"))?;
+            let figure = |figure: Figure| Figure { source, ..figure };
+            Ok::<_, String>(Some(Link { bandwidth: figure(link.bandwidth), latency: figure(link.latency) }))
+        };
+        let links = Links {
+            ranks: link("ranks", self.links.ranks)?,
+            replicas: link("replicas", self.links.replicas)?,
+        };
         let own = self.weights.map_or(Ok(WeightType::Bf16), |name| WeightType::parse(&name))?;
         let weights = weights.unwrap_or(own);
         let machine = Machine {
@@ -155,10 +205,14 @@ impl MachineFile {
             memory: figure("memory", self.memory, BYTES)?,
             weights,
             is_cpu: self.cpu,
-            kv_bytes: figure("kv_bytes", self.kv_bytes.unwrap_or(2.0), BYTES_PER_ELEMENT)?.value,
+            kv_bytes: match self.kv_bytes {
+                Some(bytes) => figure("kv_bytes", bytes, BYTES_PER_ELEMENT)?.value,
+                None => 2.0,
+            },
             launch,
             recorded,
             kernels_per_layer,
+            links,
         };
         machine.with_weights(weights)
     }
@@ -169,7 +223,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Machine, String> {
-        parsed(text)?.machine("mine".into(), None)
+        parsed(text)?.machine(text, "mine".into(), None)
     }
 
     const LEAST: &str = "bandwidth = 1e12\nmemory = 24e9\n";
@@ -182,15 +236,19 @@ mod tests {
         assert_eq!(machine.operations().value, 2e14);
         assert_eq!(machine.bandwidth.source, Source::Published("sheet"));
         assert_eq!((machine.launch.value, machine.recorded), (1e-6, None));
+        assert_eq!(machine.links, Links::default());
         let machine = parse(&format!("{LEAST}[arithmetic]\nbf16 = 1e14")).unwrap();
         assert_eq!(machine.launch.source, Source::MeasuredOn("h200"));
+        let links = "[links.replicas]\nbandwidth = 5e10\nlatency = 3e-6";
+        let linked = parse(&format!("{LEAST}[arithmetic]\nbf16 = 1e14\n{links}")).unwrap();
+        assert_eq!(linked.links.replicas, Some(Link::given(5e10, 3e-6)));
         assert!(machine.recorded.is_some() && machine.memory.source == Source::User);
     }
 
     #[test]
     fn weights_of_the_preset_replace_those_of_the_file() {
         let text = format!("{LEAST}[arithmetic]\nfp8 = 2e14");
-        let with = |weights| parsed(&text).unwrap().machine("mine".into(), weights);
+        let with = |weights| parsed(&text).unwrap().machine(&text, "mine".into(), weights);
         assert_eq!(with(Some(WeightType::Fp8)).unwrap().operations().value, 2e14);
         assert!(with(None).unwrap_err().contains("no arithmetic for bf16; it has fp8"));
         assert!(with(Some(WeightType::Q8_0)).unwrap_err().contains("no arithmetic for q8_0; it has fp8"));
@@ -214,6 +272,14 @@ mod tests {
             ("[arithmetic]\nbf16 = 1e14\n[launch]\nkernel = 3.6", "`launch.kernel` is 3.6; it is in seconds"),
             ("[arithmetic]\nbf16 = \"fast\"", "`arithmetic.bf16`: invalid type: string"),
             ("arithmetic = { fp8 = 1e14, bf16 = true }", "`bf16`: invalid type: boolean"),
+            (
+                "[arithmetic]\nbf16 = 1e14\n[links.ranks]\nbandwidth = 450\nlatency = 0",
+                "line 5, column 1: `links.ranks`: bandwidth is 450",
+            ),
+            ("[arithmetic]\nbf16 = 1e14\n[links.ranks]\nbandwidth = 1e9", "latency"),
+            ("[arithmetic]\nbf16 = 1e14\n[links.nodes]\nbandwidth = 1e9\nlatency = 0", "nodes"),
+            ("[arithmetic]\nbf16 = 989", "line 4, column 8: `arithmetic.bf16`"),
+            ("[arithmetic\nbf16 = 989", "line 3, column"),
             ("kv_bytes = \"2\"\n[arithmetic]\nbf16 = 1e14", "`kv_bytes`: invalid type"),
         ] {
             let error = parse(&format!("{LEAST}{text}")).unwrap_err();

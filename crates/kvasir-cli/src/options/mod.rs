@@ -16,6 +16,7 @@ pub(crate) mod rules;
 pub(crate) mod samplers;
 pub(crate) mod sampling;
 pub(crate) mod sampling_defaults;
+pub(crate) mod sim_fleet;
 pub(crate) mod structured_output;
 pub(crate) mod switch;
 pub(crate) mod workload;

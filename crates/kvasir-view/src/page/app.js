@@ -30,6 +30,7 @@ const SKELETON = `
   <section class="memory"><h2>Memory <small></small></h2><div class="pool"></div><div class="plot"><canvas class="map" role="img" aria-label="blocks of the cache"></canvas></div><p class="tip" aria-live="polite"></p></section>
   <section class="lives"><h2>Waterfall <small><span class="key queued">queued</span> <span class="key prefilling">prefill</span> <span class="key decoding">decode</span></small></h2><div class="plot"><canvas class="waterfall" role="img" aria-label="requests over time"></canvas></div></section>
   <section class="numbers"><h2>The run</h2><dl></dl><div class="report"></div><div class="plots"></div></section>
+  <section class="replicas" hidden><h2>Replicas over time <small></small></h2><div class="maps"></div><details><summary>Means as a table</summary><div class="scroll" tabindex="0"></div></details></section>
   <section class="values"><details><summary>All values of this step as a table</summary><div class="scroll" tabindex="0"></div></details></section>
 </div>
 <footer>← → step · shift 10 · Home End · space plays · t theme · the address keeps the step</footer>`;
@@ -105,7 +106,7 @@ class View {
     this.find(".buttons").addEventListener("click", (e) => this.act(e.target.dataset?.go));
     this.find(".theme").addEventListener("click", () => this.theme());
     this.find(".strip").addEventListener("click", (e) => this.go(Math.floor((e.offsetX / e.target.clientWidth) * this.model.steps.length)));
-    this.find("details").addEventListener("toggle", () => this.draw());
+    this.find(".values details").addEventListener("toggle", () => this.draw());
     window.addEventListener("resize", () => this.redraw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     if (this.options.deep !== false) window.addEventListener("hashchange", () => { const at = this.fromAddress(); if (at !== null && at !== this.index) this.go(at); });
@@ -187,7 +188,7 @@ class View {
     this.map.draw(state, model, css);
     this.waterfall.draw(model, index, css);
     drawStrip(this.find(".strip"), model, index, css);
-    if (this.find("details").open) this.find(".scroll").innerHTML = drawTable(state, model);
+    if (this.find(".values details").open) this.find(".values .scroll").innerHTML = drawTable(state, model);
   }
 
   /** Width of the column of names, one for all rows, so that bars begin at the zero of their axis. It never shrinks. */
@@ -238,6 +239,17 @@ class View {
     const lists = (report?.percentiles ?? []).filter((l) => l.values.length > 1).map((l, i) => ({ ...l, color: colors[i % 4] }));
     if (lists.length) drawPercentiles(add("latency by percentile"), lists, css);
     this.find(".numbers").hidden = !shown.length && !plots.children.length;
+    this.drawFleet(css);
+  }
+
+  /** Replicas over time, if the run had several. */
+  drawFleet(css) {
+    const { fleet } = this.model.report ?? {};
+    if (!fleet) return;
+    const section = this.find(".replicas");
+    section.hidden = false;
+    this.fleet ??= new FleetMaps(section, fleet);
+    this.fleet.draw(css);
   }
 }
 

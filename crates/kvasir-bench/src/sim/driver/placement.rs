@@ -1,0 +1,188 @@
+//! Placement of requests on replicas: arrivals, failures and restarts.
+//!
+//! A request of a failed replica continues on another with the outputs that it has. Its new replica
+//! computes prompt and outputs again, as far as it has not cached them. Requests wait if no replica
+//! is available.
+
+use crate::sim::driver::{Driver, FleetEvent};
+use crate::sim::failures::nanos;
+use crate::sim::observer::lock;
+use crate::sim::open_request::{History, OpenRequest};
+use crate::sim::step_account::MoveCause;
+use crate::workload::{At, Job};
+use kvasir_engine::{
+    Fault, Finish, Nanos, Params, Phase, Request, Role, RoleCharge, RouteRequest, SessionId, Summary, Timings,
+};
+use kvasir_kv::prefix_hashes;
+use kvasir_sample::Sampling;
+
+/// A request that waits for a replica, with the time of its arrival.
+pub(super) struct WaitingRequest {
+    pub(super) request: Request,
+    pub(super) history: History,
+    pub(super) arrived: Nanos,
+}
+
+impl Driver<'_> {
+    /// Routes a request of the workload and queues it.
+    pub(super) fn add(&mut self, job: Job) {
+        let arrived = match job.at {
+            At::Time(at) => at,
+            At::Step(_) => self.now,
+        };
+        if let Some(name) = self.workload.name(job.tag) {
+            self.names.push((job.tag, name.to_owned()));
+        }
+        let length = job.max_tokens.max(1);
+        let disconnects = self.aborts > 0 && self.rng.between(1, 1000) <= self.aborts;
+        let abort_after = job.abort_after.or(disconnects.then(|| self.rng.between(0, length - 1)));
+        let prompt = job.prompt.tokens();
+        let block = self.router.block_size();
+        let known = self.known.leading(prefix_hashes(&prompt, 0, block)) * block;
+        let history = History::new(abort_after, job.session.map(SessionId), known);
+        let request = Request {
+            tag: job.tag,
+            prompt,
+            params: Params {
+                max_tokens: job.max_tokens,
+                eos: vec![crate::workload::text::EOS],
+                priority: job.priority,
+                key: job.key,
+                sampling: Sampling { seed: job.answer.0, ..Sampling::default() },
+                ..Params::default()
+            },
+        };
+        self.place(WaitingRequest { request, history, arrived }, None);
+    }
+
+    /// Queues a request on the replica that was charged for it, else on the one that the router picks;
+    /// wakes the replica.
+    pub(super) fn place(&mut self, waiting: WaitingRequest, chosen: Option<RoleCharge>) {
+        let WaitingRequest { mut request, history, arrived } = waiting;
+        let phase = if history.outputs == 0 { Phase::Prefill } else { Phase::Decode };
+        let prompt = std::mem::take(&mut request.prompt);
+        let tokens = prompt.len() as u64 + u64::from(history.outputs);
+        let route = RouteRequest { session: history.session, tokens, ..RouteRequest::new(&prompt, 0) };
+        let Some(charge) = chosen.or_else(|| self.router.pick(phase, &route).ok()) else {
+            request.prompt = prompt;
+            return self.unplaced.push_back(WaitingRequest { request, history, arrived });
+        };
+        let index = charge.replica();
+        let may_hand_off = history.outputs == 0 && request.params.max_tokens > 1;
+        let is_prefill_role = self.router.role(index) == Role::Prefill;
+        let target = if may_hand_off && is_prefill_role { self.router.pick_decode(&route) } else { None };
+        request.params.hand_off =
+            target.as_ref().map(|target| self.router.held_tokens(target.replica(), &route));
+        request.prompt = prompt;
+        let replica = &mut self.replicas[index];
+        replica.has_arrivals = true;
+        if !replica.is_scheduled {
+            replica.clock.advance(self.now);
+            replica.is_scheduled = true;
+            self.turns.push(std::cmp::Reverse((replica.clock.now(), index)));
+        }
+        let tag = request.tag;
+        match replica.engine.core_mut().add(request, arrived) {
+            Ok(id) => {
+                if target.is_some() {
+                    replica.handing_off.insert(tag, id);
+                }
+                replica.track(id, OpenRequest::new(charge, target, history));
+            }
+            // A refusal is delivered as the request's last event.
+            Err(_) => {
+                self.router.release(charge);
+                target.into_iter().for_each(|target| self.router.release(target));
+            }
+        }
+        self.update_waiting(index);
+    }
+
+    /// Fails a replica: its requests continue on others, and it restarts without its cache.
+    pub(super) fn fail(&mut self, index: usize) {
+        self.router.set_available(index, false);
+        self.router.restarted(index);
+        self.drop_targets(index);
+        let now = self.now;
+        let replica = &mut self.replicas[index];
+        let mut open: Vec<_> = replica.open.drain().collect();
+        let core = replica.engine.core();
+        open.sort_by_key(|(id, _)| core.sequence(*id).map(|sequence| sequence.number()));
+        let (mut moved, mut failed) = (Vec::new(), Vec::new());
+        for (id, OpenRequest { charge, target, mut history, .. }) in open {
+            self.router.release(charge);
+            target.into_iter().for_each(|target| self.router.release(target));
+            let core = self.replicas[index].engine.core();
+            let Some(sequence) = core.sequence(id) else { continue };
+            let is_admitted = sequence.timings().admitted.is_some();
+            let arrived = sequence.timings().arrived;
+            let request = history.end_run(sequence, self.replicas[index].last_token(id), now);
+            history.before.cause = MoveCause::Failure;
+            if history.lose(is_admitted) {
+                failed.push((request, history, arrived));
+            } else {
+                moved.push(WaitingRequest { request, history, arrived });
+            }
+        }
+        self.rebuild(index);
+        for (request, history, arrived) in failed {
+            let timings = request.params.resumption.as_ref().map(|resumption| resumption.timings);
+            let timings = Timings { arrived, finished: Some(now), ..timings.unwrap_or_default() };
+            let (prompt, outputs) = (request.prompt.len() as u32, history.outputs);
+            let finish = Finish::Failed(Fault::DeviceLost);
+            let mut summary = Summary { tag: request.tag, finish, prompt, outputs, timings, ..NO_SUMMARY };
+            let moves = history.complete(&mut summary);
+            self.end(index, &summary, moves);
+        }
+        moved.into_iter().for_each(|waiting| self.place(waiting, None));
+    }
+
+    /// Replaces the engine of a failed replica, and schedules the end of its restart.
+    fn rebuild(&mut self, index: usize) {
+        let Some((failures, _)) = &mut self.failures else { return };
+        let until = self.now + nanos(failures.restart_seconds);
+        let rebuilt = (failures.rebuild)(index);
+        let replica = &mut self.replicas[index];
+        let Some(rebuilt) = rebuilt else {
+            replica.report.lost = true;
+            return;
+        };
+        replica.restart(rebuilt, index, &self.shared);
+        replica.clock.advance(self.now);
+        replica.down_until = Some(until);
+        replica.report.restart_ns += until - self.now;
+        self.links.iter_mut().for_each(|links| links.reset(index));
+        if let Some(series) = &self.shared.series {
+            lock(series).add_down(index, self.now, until);
+        }
+        self.events.push(until, FleetEvent::Restart(index));
+        self.update_waiting(index);
+    }
+
+    /// A replica accepts requests again.
+    pub(super) fn restarted(&mut self, index: usize) {
+        self.replicas[index].down_until = None;
+        self.router.set_available(index, true);
+        if let Some((_, times)) = &mut self.failures {
+            self.events.push(times.next(index, self.now), FleetEvent::Fail(index));
+        }
+        let waiting = std::mem::take(&mut self.unplaced);
+        waiting.into_iter().for_each(|waiting| self.place(waiting, None));
+    }
+}
+
+/// A summary without counts.
+const NO_SUMMARY: Summary = Summary {
+    request: kvasir_engine::RequestId(u64::MAX),
+    tag: 0,
+    finish: Finish::Aborted,
+    prompt: 0,
+    outputs: 0,
+    cached: 0,
+    dropped: 0,
+    preemptions: 0,
+    drafted: 0,
+    accepted: 0,
+    verified: 0,
+    timings: Timings { arrived: 0, admitted: None, first_token: None, last_token: None, finished: None },
+};

@@ -1,0 +1,164 @@
+//! `FleetSeries`: replicas × time for the viewer page: queue, running requests, prefix hit rate, K/V
+//! transfers and failures.
+//!
+//! Fixed memory: at most [`MAX_ROWS`] rows of [`MAX_BINS`] equal time bins. Beyond that, a row is the
+//! mean of several consecutive replicas, and adjacent bins merge.
+
+use kvasir_engine::{Nanos, Role};
+use serde_json::{Value, json};
+
+const MAX_BINS: usize = 240;
+const MAX_ROWS: usize = 128;
+
+/// Contribution of one event to a bin of a replica.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReplicaSample {
+    pub(crate) steps: u64,
+    /// Requests, summed over the steps.
+    pub(crate) waiting: u64,
+    pub(crate) running: u64,
+    /// Prompt tokens of admitted requests, and those of them that were cached.
+    pub(crate) prompt: u64,
+    pub(crate) cached: u64,
+    /// Bytes of K and V sent and received.
+    pub(crate) transferred: u64,
+    /// Nanoseconds from a failure to the end of the restart.
+    pub(crate) down: u64,
+}
+
+impl ReplicaSample {
+    fn add(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.waiting += other.waiting;
+        self.running += other.running;
+        self.prompt += other.prompt;
+        self.cached += other.cached;
+        self.transferred += other.transferred;
+        self.down += other.down;
+    }
+}
+
+/// Time bins of `width` nanoseconds by row.
+#[derive(Clone, Debug)]
+pub(crate) struct FleetSeries {
+    width: u64,
+    /// Replicas per row.
+    group: usize,
+    roles: Vec<Role>,
+    rows: Vec<Vec<ReplicaSample>>,
+}
+
+impl FleetSeries {
+    pub(crate) fn new(roles: Vec<Role>) -> Self {
+        let group = roles.len().div_ceil(MAX_ROWS).max(1);
+        let rows = vec![Vec::new(); roles.len().div_ceil(group)];
+        Self { width: 1_000_000, group, roles, rows }
+    }
+
+    pub(crate) fn add(&mut self, replica: usize, at: Nanos, sample: ReplicaSample) {
+        while (at / self.width) as usize >= MAX_BINS {
+            self.width *= 2;
+            for row in &mut self.rows {
+                let merge = |pair: &[ReplicaSample]| {
+                    let mut sum = ReplicaSample::default();
+                    pair.iter().for_each(|bin| sum.add(*bin));
+                    sum
+                };
+                *row = row.chunks(2).map(merge).collect();
+            }
+        }
+        let bin = (at / self.width) as usize;
+        let Some(row) = self.rows.get_mut(replica / self.group) else { return };
+        if row.len() <= bin {
+            row.resize(bin + 1, ReplicaSample::default());
+        }
+        row[bin].add(sample);
+    }
+
+    /// Adds the time from a failure to the end of the restart.
+    pub(crate) fn add_down(&mut self, replica: usize, from: Nanos, to: Nanos) {
+        // The width doubles at most once the end has its bin.
+        self.add(replica, to, ReplicaSample::default());
+        let mut at = from;
+        while at < to {
+            let end = to.min((at / self.width + 1) * self.width);
+            self.add(replica, at, ReplicaSample { down: end - at, ..ReplicaSample::default() });
+            at = end;
+        }
+    }
+
+    /// The maps up to `now` as JSON for the viewer page, which documents the fields.
+    pub(crate) fn drawn(&self, now: Nanos) -> Value {
+        let bins = self.rows.iter().map(Vec::len).max().unwrap_or(0).min((now / self.width) as usize + 1);
+        let names: Vec<String> = (0..self.rows.len()).map(|row| self.name(row)).collect();
+        let values = |value: &dyn Fn(&ReplicaSample) -> Option<f64>| -> Vec<Vec<Option<f64>>> {
+            let empty = ReplicaSample::default();
+            let row = |row: &Vec<ReplicaSample>| {
+                (0..bins).map(|bin| value(row.get(bin).unwrap_or(&empty)).map(rounded)).collect()
+            };
+            self.rows.iter().map(row).collect()
+        };
+        let per = |sum: u64, of: u64| (of > 0).then(|| sum as f64 / of as f64);
+        let (seconds, group) = (self.width as f64 / 1e9, self.group as f64);
+        let mut maps = vec![
+            json!({"title": "Queue", "unit": "requests", "rows": values(&|bin| per(bin.waiting, bin.steps))}),
+            json!({"title": "Running", "unit": "requests", "rows": values(&|bin| per(bin.running, bin.steps))}),
+            json!({"title": "Prefix hit rate", "unit": "%", "max": 100,
+                "rows": values(&|bin| per(100 * bin.cached, bin.prompt))}),
+        ];
+        let any = |value: fn(&ReplicaSample) -> u64| self.rows.iter().flatten().any(|bin| value(bin) > 0);
+        if any(|bin| bin.transferred) {
+            let rate = |bin: &ReplicaSample| {
+                (bin.transferred > 0).then(|| bin.transferred as f64 / 1e6 / seconds / group)
+            };
+            maps.push(json!({"title": "K/V transfers", "unit": "MB/s", "rows": values(&rate)}));
+        }
+        if any(|bin| bin.down) {
+            let share = |bin: &ReplicaSample| {
+                (bin.down > 0).then(|| 100.0 * bin.down as f64 / self.width as f64 / group)
+            };
+            maps.push(json!({"title": "Down", "unit": "%", "max": 100, "rows": values(&share)}));
+        }
+        json!({"seconds": seconds, "replicas": names, "maps": maps})
+    }
+
+    /// The replicas of a row, with their role if roles differ.
+    fn name(&self, row: usize) -> String {
+        let (first, last) = (row * self.group, ((row + 1) * self.group).min(self.roles.len()) - 1);
+        let number = if first == last { first.to_string() } else { format!("{first} to {last}") };
+        match self.roles.get(first) {
+            Some(role) if self.roles.iter().any(|other| other != role) => format!("{number}, {role}"),
+            _ => number,
+        }
+    }
+}
+
+/// Rounded to three decimals.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bins_and_rows_merge_and_keep_their_sums() {
+        let mut series = FleetSeries::new(vec![Role::Both; 300]);
+        let sample =
+            ReplicaSample { steps: 1, waiting: 2, prompt: 10, cached: 5, ..ReplicaSample::default() };
+        for second in 0..100 {
+            (0..300).for_each(|replica| series.add(replica, second * 1_000_000_000, sample));
+        }
+        series.add_down(7, 3_000_000_000, 90_500_000_000);
+        assert!(series.rows.len() <= MAX_ROWS && series.rows.iter().all(|row| row.len() <= MAX_BINS));
+        let sum = |value: fn(&ReplicaSample) -> u64| series.rows.iter().flatten().map(value).sum::<u64>();
+        assert_eq!((sum(|bin| bin.steps), sum(|bin| bin.cached)), (30_000, 150_000));
+        assert_eq!(sum(|bin| bin.down), 87_500_000_000);
+        let drawn = series.drawn(u64::MAX);
+        assert_eq!(drawn["replicas"][1], "3 to 5");
+        let titles: Vec<_> = drawn["maps"].as_array().unwrap().iter().map(|map| &map["title"]).collect();
+        assert_eq!(titles, ["Queue", "Running", "Prefix hit rate", "Down"]);
+        assert_eq!(drawn["maps"][2]["rows"][0][0], 50.0);
+    }
+}

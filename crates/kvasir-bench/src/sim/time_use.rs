@@ -1,0 +1,137 @@
+//! `TimeUse`: where the time of replicas goes, by cause.
+
+use kvasir_engine::Role;
+use serde::Serialize;
+use std::ops::AddAssign;
+
+/// Seconds of replicas by cause. The sum of all is the number of replicas times the simulated time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TimeUse {
+    /// Prompt tokens that no replica had computed before.
+    pub prefill: f64,
+    /// Prompt tokens that a replica had computed before: evicted, or cached on another replica.
+    pub lost_prefixes: f64,
+    /// Tokens computed again after a preemption.
+    pub after_preemption: f64,
+    /// Tokens computed again after the failure of a replica.
+    pub after_failure: f64,
+    /// Tokens of handed-off requests whose K and V did not arrive, at least those of the last, partly
+    /// filled block.
+    pub after_hand_off: f64,
+    /// Decode.
+    pub decode: f64,
+    /// Draft models.
+    pub drafts: f64,
+    /// Collectives of the ranks.
+    pub collectives: f64,
+    /// Steps that failed.
+    pub failed_steps: f64,
+    /// From a failure until the replica accepts requests again.
+    pub restart: f64,
+    /// No step runs.
+    pub idle: f64,
+}
+
+impl TimeUse {
+    /// The parts with their names.
+    pub fn parts(&self) -> [(&'static str, f64); 11] {
+        [
+            ("prefill", self.prefill),
+            ("lost prefixes", self.lost_prefixes),
+            ("after preemption", self.after_preemption),
+            ("after failure", self.after_failure),
+            ("after hand-off", self.after_hand_off),
+            ("decode", self.decode),
+            ("drafts", self.drafts),
+            ("collectives", self.collectives),
+            ("failed steps", self.failed_steps),
+            ("restart", self.restart),
+            ("idle", self.idle),
+        ]
+    }
+
+    /// The sum of all parts.
+    pub fn total(&self) -> f64 {
+        self.parts().iter().map(|(_, seconds)| seconds).sum()
+    }
+
+    /// Nanoseconds as seconds.
+    pub(crate) fn in_seconds(self) -> Self {
+        Self {
+            prefill: self.prefill / 1e9,
+            lost_prefixes: self.lost_prefixes / 1e9,
+            after_preemption: self.after_preemption / 1e9,
+            after_failure: self.after_failure / 1e9,
+            after_hand_off: self.after_hand_off / 1e9,
+            decode: self.decode / 1e9,
+            drafts: self.drafts / 1e9,
+            collectives: self.collectives / 1e9,
+            failed_steps: self.failed_steps / 1e9,
+            restart: self.restart / 1e9,
+            idle: self.idle / 1e9,
+        }
+    }
+}
+
+impl AddAssign for TimeUse {
+    fn add_assign(&mut self, other: Self) {
+        self.prefill += other.prefill;
+        self.lost_prefixes += other.lost_prefixes;
+        self.after_preemption += other.after_preemption;
+        self.after_failure += other.after_failure;
+        self.after_hand_off += other.after_hand_off;
+        self.decode += other.decode;
+        self.drafts += other.drafts;
+        self.collectives += other.collectives;
+        self.failed_steps += other.failed_steps;
+        self.restart += other.restart;
+        self.idle += other.idle;
+    }
+}
+
+/// The time of all replicas of one role.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RoleTime {
+    /// The role.
+    pub role: Role,
+    /// Number of its replicas.
+    pub replicas: u32,
+    /// Seconds of its replicas.
+    pub seconds: TimeUse,
+}
+
+impl RoleTime {
+    /// The times of replicas by role, in the order of [`Role::ALL`].
+    pub(crate) fn by_role(replicas: impl Iterator<Item = (Role, TimeUse)>) -> Vec<Self> {
+        let mut times: Vec<Self> =
+            Role::ALL.iter().map(|&role| Self { role, replicas: 0, seconds: TimeUse::default() }).collect();
+        for (role, seconds) in replicas {
+            if let Some(time) = times.iter_mut().find(|time| time.role == role) {
+                time.replicas += 1;
+                time.seconds += seconds;
+            }
+        }
+        times.retain(|time| time.replicas > 0);
+        times
+    }
+
+    /// Table of the parts in percent, a column per role: heading, then a line per part that is not 0.
+    pub fn table(times: &[Self]) -> Vec<(&'static str, Vec<String>)> {
+        let heading = |time: &Self| match time.replicas {
+            1 => time.role.to_string(),
+            n => format!("{} ({n})", time.role),
+        };
+        let mut lines = vec![("time of replicas", times.iter().map(heading).collect())];
+        let columns: Vec<_> = times.iter().map(|time| (time.seconds.parts(), time.seconds.total())).collect();
+        for (i, (name, _)) in TimeUse::default().parts().into_iter().enumerate() {
+            let share = |(parts, total): &([(&str, f64); 11], f64)| match *total > 0.0 {
+                true => parts[i].1 / total * 100.0,
+                false => 0.0,
+            };
+            if columns.iter().any(|column| share(column) > 0.0) {
+                lines.push((name, columns.iter().map(|column| format!("{:.2} %", share(column))).collect()));
+            }
+        }
+        lines
+    }
+}
