@@ -7,6 +7,9 @@ import { Server } from "./server.mjs";
 
 export const start = () => Server.start(["--dp", "2", "--threads", "1", "--route", "round-robin"]);
 
+/** A replica that prefills and one that decodes. */
+export const startRoles = () => Server.start(["--dp", "2", "--threads", "1", "--role", "prefill,decode"]);
+
 const row = (page, replica) => page.locator("#fleet tbody tr").nth(replica);
 
 /** The number of areas drawn in a column. */
@@ -34,6 +37,24 @@ export async function looks({ page, address, shot }) {
   assert.match(await page.locator("#fleet .note").innerText(), /Routed by round-robin/);
   await fits(page, "replicas");
   await accessible(page, "replicas");
+}
+
+export async function transfers({ page, address, shot }) {
+  await page.goto(`${address}/#engine`);
+  await page.waitForFunction(() => document.querySelector("#fleet .state span")?.textContent === "ready, prefill");
+  let seen = false;
+  const look = async () => {
+    await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.transfers output")].every((now) => Number(now.textContent) > 0));
+    seen = true;
+    await shot("transfers");
+  };
+  const load = async () => {
+    while (!seen) await crowd(page, 6, 20);
+  };
+  await Promise.all([look(), load()]);
+  for (const replica of [0, 1]) assert.ok(await areas(page, replica, "transfers"), `transfers of replica ${replica}`);
+  await fits(page, "transfers");
+  await accessible(page, "transfers");
 }
 
 /** The view shows steps and figures of the selected replica. */

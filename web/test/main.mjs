@@ -31,6 +31,7 @@ const server = await Server.start(["--api-key", "test-key"]);
 const slow = await Server.start(["--api-key", "test-key,other-key", "--backend", "sim", "--sim-preset", "fixed:100ms"]);
 const small = await context.start();
 const replicas = await fleet.start();
+const roles = await fleet.startRoles();
 const speculating = await Server.start(["--api-key", "test-key", "--spec", "suffix"]);
 let failed = 0;
 
@@ -65,7 +66,7 @@ const DRAWN = [
   ["the gauge counts the context", settings.gauge], ["the model has a card", settings.card], ["text, formulas and code", text.rich],
   ["text from right to left", text.rightToLeft], ["the text of a wide table", text.wideTable], ["a typed tool call is shown as a call", text.typed],
   ["a full context loses its oldest turns", context.dropTurns, { at: small, expected: /40[01]/ }], ["a toast is centered", focus.toast],
-  ["buttons of the last answer are visible", focus.visible], ["the engine looks", engine.looks], ["the replica table is drawn", fleet.looks, { at: replicas }], ["draft trees are drawn", engine.drafts],
+  ["buttons of the last answer are visible", focus.visible], ["the engine looks", engine.looks], ["the replica table is drawn", fleet.looks, { at: replicas }], ["K/V transfers of replicas are drawn", fleet.transfers, { at: roles }], ["draft trees are drawn", engine.drafts],
 ];
 
 /** What is done, at both widths, each with one of the themes. */
@@ -153,7 +154,7 @@ try {
   await Promise.all([tests(), waitingTests()]);
 } finally {
   await browser.close();
-  await Promise.all([server.stop(), slow.stop(), small.stop(), speculating.stop(), replicas.stop()]);
+  await Promise.all([server.stop(), slow.stop(), small.stop(), speculating.stop(), replicas.stop(), roles.stop()]);
 }
 console.log(failed ? `${failed} failed; screenshots are in web/test/shots` : "all passed");
 process.exit(failed ? 1 : 0);

@@ -149,7 +149,8 @@ fn a_slow_link_costs_time_and_recomputation() {
     assert_eq!(tokens(&fast), tokens(&slow));
     assert_eq!(tokens(&fast), tokens(&slowest));
     assert!(slow.request_times_ms.moves > fast.request_times_ms.moves + 1.0);
-    let unsent = |report: &Report| report.replicas.iter().map(|r| r.transfers.unsent_tokens).sum::<u64>();
+    let unsent =
+        |report: &Report| report.replicas.iter().map(|replica| replica.transfers.unsent_tokens).sum::<u64>();
     assert_eq!(unsent(&fast), 0);
     assert!(unsent(&slowest) > 1000, "{}", unsent(&slowest));
     assert!(time_of(&slowest).after_hand_off > time_of(&fast).after_hand_off);

@@ -372,8 +372,8 @@ mod tests {
         let mut times = StepTimes::default();
         times.measure(&preset, &mixed);
         let [first, second, third] = times.rows[..] else { panic!("{times:?}") };
-        // Memory bound: 64 of 66 tokens use the weights, the decodes read K and V.
-        assert!(first == second && third > 0.4 && first > 0.15, "{times:?}");
+        // Memory bound: the rows share the weights, and the decodes read K and V.
+        assert!(first == second && third > 0.15 && first > third + 0.1, "{times:?}");
         times.measure(&preset, &step(StepKind::Prefill, 2, 4096, 4096));
         assert_eq!(times.rows, [0.5, 0.5]);
     }

@@ -46,8 +46,7 @@ impl WeightType {
     /// The type of this name. The error lists the known names.
     pub fn parse(name: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|known| known.name() == name);
-        found
-            .ok_or_else(|| crate::preset::unknown("weight type", name, Self::ALL.into_iter().map(Self::name)))
+        found.ok_or_else(|| unknown("weight type", name, Self::ALL.into_iter().map(Self::name)))
     }
 
     /// Bytes per weight as stored.
@@ -299,6 +298,11 @@ const fn gpu(
         kernels_per_layer: published(100.0 / 16.0, KERNELS),
         links: links(None, None),
     }
+}
+
+/// The error for an unknown name, with the known ones.
+pub(crate) fn unknown(what: &str, name: &str, known: impl Iterator<Item = &'static str>) -> String {
+    format!("unknown {what} `{name}`; there are {}", known.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]

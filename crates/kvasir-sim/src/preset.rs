@@ -4,7 +4,7 @@
 
 use crate::figure::Figure;
 use crate::link::{Link, Links};
-use crate::machine::{Arithmetic, MACHINES, Machine, Recorded, WeightType};
+use crate::machine::{Arithmetic, MACHINES, Machine, Recorded, WeightType, unknown};
 use crate::shape::{Shape, Shard};
 use std::fmt;
 
@@ -124,10 +124,6 @@ impl fmt::Display for Preset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.machine.name, self.shape.name, self.machine.weights.name())
     }
-}
-
-pub(crate) fn unknown(what: &str, name: &str, known: impl Iterator<Item = &'static str>) -> String {
-    format!("unknown {what} `{name}`; there are {}", known.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]

@@ -70,15 +70,15 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// Divides a step's time among its rows in proportion to what bounds it: bytes, where weights
-    /// count by tokens, or operations. Padding is not counted.
+    /// Divides a step's time among its rows in proportion to what bounds it: bytes, where all rows share
+    /// the weights equally, or operations. Padding is not counted.
     pub fn measure(&mut self, preset: &Preset, step: &Step) {
         let load = Load::of(step, None);
         let (machine, shard, pass) = (preset.machine, preset.shard(), preset.pass(&load, 0, false));
         let is_memory_bound =
             pass.bytes / machine.bandwidth.value >= pass.operations / machine.operations().value;
         let weights = (shard.layer_weights + shard.head_weights) * machine.weights.bytes();
-        let weights = weights / load.tokens.max(1.0);
+        let weights = weights / load.rows.max(1.0);
         let kv = shard.kv_values * machine.kv_bytes;
         self.rows.clear();
         for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
@@ -86,7 +86,7 @@ impl StepTimes {
             let sampled = row.tokens.len.saturating_sub(row.sample_from);
             own.add(f64::from(row.tokens.len), f64::from(sampled), f64::from(planned.read_len));
             self.rows.push(if is_memory_bound {
-                weights * own.tokens + kv * (own.read + own.written)
+                weights + kv * (own.read + own.written)
             } else {
                 2.0 * shard.layer_weights * own.tokens
                     + 2.0 * shard.head_weights * own.sampled

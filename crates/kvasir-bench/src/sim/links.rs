@@ -1,15 +1,15 @@
 //! `ReplicaLinks`: K/V transfers over the links of replicas, in simulated time.
 //!
 //! Each replica sends one transfer at a time and receives one at a time. A transfer begins when both
-//! sides are free. The send buffer of a replica is bounded, as that of `kvasir serve --role`: blocks
-//! that do not fit are not sent, and the receiver computes them.
+//! sides are free. The send buffer of a replica is bounded: blocks that do not fit are not sent, and
+//! the receiver computes them.
 
 use crate::sim::failures::nanos;
 use kvasir_engine::Nanos;
 use kvasir_sim::Link;
 
 /// Bytes that wait or travel at most per sender.
-const BUFFER_BYTES: f64 = (128 << 20) as f64;
+const BUFFER_BYTES: f64 = (4u64 << 30) as f64;
 
 /// When the link of each replica is free.
 #[derive(Debug)]
@@ -74,8 +74,8 @@ mod tests {
         assert_eq!(links.send(0, 0, 2, 10), Some(11 * ms));
         assert_eq!(links.send(0, 1, 2, 10), Some(21 * ms), "the receiver is busy");
         assert_eq!(links.send(5 * ms, 1, 0, 10), Some(31 * ms), "the sender is busy");
-        assert_eq!(links.send(5 * ms, 1, 0, 120), None, "the buffer is full");
-        assert_eq!(links.send(40 * ms, 1, 0, 500), Some(541 * ms), "one transfer may exceed the buffer");
+        assert_eq!(links.send(5 * ms, 1, 0, 4300), None, "the buffer is full");
+        assert_eq!(links.send(40 * ms, 1, 0, 5000), Some(5041 * ms), "one transfer may exceed the buffer");
         let mut wide = ReplicaLinks::new(Link::given(1e9, 0.0), 1e6, 4, 2);
         assert_eq!(wide.send(0, 0, 1, 8), Some(2 * ms));
         let mut instant = ReplicaLinks::new(Link::given(f64::INFINITY, 0.0), 1e6, 1, 2);

@@ -115,7 +115,7 @@ impl RoleTime {
         times
     }
 
-    /// Table of the parts in percent, a column per role: heading, then a line per part that is not 0.
+    /// Table of the parts in percent, a column per role: heading, then a line per part.
     pub fn table(times: &[Self]) -> Vec<(&'static str, Vec<String>)> {
         let heading = |time: &Self| match time.replicas {
             1 => time.role.to_string(),
@@ -128,7 +128,8 @@ impl RoleTime {
                 true => parts[i].1 / total * 100.0,
                 false => 0.0,
             };
-            if columns.iter().any(|column| share(column) > 0.0) {
+            // What rounds to 0.00 % is left out.
+            if columns.iter().any(|column| share(column) >= 0.005) {
                 lines.push((name, columns.iter().map(|column| format!("{:.2} %", share(column))).collect()));
             }
         }

@@ -1,4 +1,5 @@
-// Time series per replica, with `--dp`: queue, running requests, KV cache usage, prefix hit rate, and process state.
+// Time series per replica, with `--dp`: queue, running requests, KV cache usage, prefix hit rate, K/V transfers (with
+// `--role`), and process state.
 //
 // Polls `/v1/admin/replicas` while the view is visible. The engine view draws the steps of the replica chosen here.
 
@@ -20,6 +21,7 @@ function sample(replica) {
     waiting: isUp ? replica.waiting : null, running: isUp ? replica.running : null,
     held: isUp && replica.kv_slots ? replica.kv_held / slots : null, cached: isUp && replica.kv_slots ? replica.kv_cached / slots : null,
     queries: replica.prefix_queries, hits: replica.prefix_hits,
+    blocks: replica.kv_transfers.sent_blocks + replica.kv_transfers.received_blocks,
   };
 }
 
@@ -31,6 +33,9 @@ function hitRate(samples, at) {
   const queries = (now?.queries ?? 0) - from.queries;
   return queries > 0 ? (now.hits - from.hits) / queries : null;
 }
+
+/** K/V blocks sent and received since the sample before; `null` without one. */
+const transferred = (samples, at) => (samples[at] && samples[at - 1] ? Math.max(0, samples[at].blocks - samples[at - 1].blocks) : null);
 
 const count = (n) => (n == null ? "–" : Math.round(n).toLocaleString("en-US"));
 const percent = (share) => (share == null ? "–" : `${Math.round(100 * share)} %`);
@@ -72,6 +77,7 @@ const COLUMNS = [
     toSeries: (samples) => [["held", samples.map((one) => one?.held)], ["cached", samples.map((one) => (one?.held == null ? null : one.held + one.cached))]],
   },
   { name: "hits", title: "Prefix hits", max: 1, toSeries: (samples) => [["hits", samples.map((one, i) => (one ? hitRate(samples, i) : null))]], format: percent },
+  { name: "transfers", title: "K/V blocks per second", toSeries: (samples) => [["transfers", samples.map((_, i) => transferred(samples, i))]], format: count },
 ];
 
 /** Fires `choose` with `{replica}`. */
@@ -143,6 +149,7 @@ export class FleetView extends EventTarget {
   update({ data, routing }) {
     if (data.length !== this.rows.length) return;
     this.root.classList.remove("refused");
+    this.root.classList.toggle("roles", data.some(({ role }) => role !== "both"));
     data.forEach((replica, i) => {
       const samples = this.samples[i];
       samples.push(sample(replica));
@@ -163,13 +170,14 @@ export class FleetView extends EventTarget {
     const { span } = this;
     // Replicas share an axis, so that their queues can be compared.
     const shared = Object.fromEntries(["waiting", "running"].map((name) => [name, Math.max(1, ...this.samples.flat().map((one) => one[name] ?? 0))]));
+    shared.transfers = Math.max(1, ...this.samples.flatMap((samples) => samples.map((_, i) => transferred(samples, i) ?? 0)));
     for (const small of this.root.querySelectorAll("[data-max]")) small.textContent = `up to ${count(shared[small.dataset.max])}`;
     data.forEach((replica, i) => {
       const row = this.rows[i], samples = this.samples[i];
       const padded = [...Array(span - samples.length).fill(null), ...samples];
       const marks = this.marks(padded);
       const state = row.querySelector(".state span");
-      state.textContent = replica.phase;
+      state.textContent = replica.role === "both" ? replica.phase : `${replica.phase}, ${replica.role}`;
       state.dataset.phase = replica.phase;
       row.title = replica.last_exit ? `its last process ended: ${replica.last_exit}` : "";
       row.querySelector(".restarts").textContent = `${replica.restarts}${replica.hangs ? ` (${replica.hangs} hung)` : ""}`;
