@@ -17,21 +17,10 @@
 use crate::experts::layout::{DISPATCH_WORDS, ExchangeLayout};
 use crate::experts::lockstep::out_of_step;
 use crate::experts::member::{ReplicaMember, locked};
+use crate::experts::received_rows::ReceivedRows;
 use crate::ranks::sync::Ordering;
 use kvasir_exec::{ComputeExperts, DispatchRows, ExpertExchange, NO_EXPERT, StepError};
 use std::ops::Range;
-
-/// Rows that chose a local expert.
-#[derive(Default)]
-pub(crate) struct ReceivedRows {
-    rows: Vec<f32>,
-    /// Local experts of each row.
-    experts: Vec<u32>,
-    /// Replica of each row, and index in its chunk.
-    from: Vec<(usize, usize)>,
-    /// Experts of one row.
-    row_experts: Vec<u32>,
-}
 
 impl ReplicaMember {
     /// Completes a phase of an exchange: waits until all replicas have.
@@ -157,7 +146,7 @@ impl ExpertExchange for ReplicaMember {
             let count = chunk_of(total, first);
             self.dispatch(&header, &own, first.min(total)..first.min(total) + count);
             self.complete_phase()?;
-            (received.rows.clear(), received.experts.clear(), received.from.clear());
+            received.clear();
             for replica in 0..layout.replicas {
                 let rows = self.rows_of(replica, &header)?;
                 most = most.max(rows);

@@ -1,7 +1,7 @@
 //! [`ReplicaMember`]: one replica's access to the shared memory of its group.
 
-use crate::experts::exchange::ReceivedRows;
 use crate::experts::layout::ExchangeLayout;
+use crate::experts::received_rows::ReceivedRows;
 use crate::ranks::endpoint::Endpoint;
 use crate::ranks::memory::SharedMemory;
 use crate::ranks::sync::{AtomicU32, Ordering};
@@ -109,7 +109,7 @@ impl ReplicaMember {
         self.others().any(ahead)
     }
 
-    /// Completed phases; only the thread that runs steps changes them.
+    /// Increments a counter of the thread that runs steps, and returns the new value.
     pub(crate) fn next(counter: &AtomicU32) -> u32 {
         let next = counter.load(Ordering::Relaxed).wrapping_add(1);
         counter.store(next, Ordering::Relaxed);

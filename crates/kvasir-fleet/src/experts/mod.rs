@@ -20,6 +20,7 @@ mod layout;
 #[allow(unsafe_code)]
 mod lockstep;
 mod member;
+mod received_rows;
 #[cfg(test)]
 mod tests;
 mod watcher;
