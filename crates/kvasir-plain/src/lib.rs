@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod exchanged_mixture;
 mod executor;
 mod mask;
 mod math;

@@ -2,12 +2,9 @@
 //!
 //! Routing: score (softmax or sigmoid), add the correction bias, mask out all but the best groups,
 //! take the top k, renormalize, scale. The correction bias affects the selection only.
-//!
-//! If replicas share the experts, `exchanged_mixture` computes the same sums in the same order.
 
 use crate::math::{add_scaled, largest, sigmoid, softmax};
 use crate::weights::Weights;
-use kvasir_exec::{DispatchRows, ExpertExchange, NO_EXPERT, StepError, StoreOutput};
 use kvasir_program::{Activation, Experts, Routing, Score};
 
 /// The experts of one token with their weights, in descending order of selection score.
@@ -54,12 +51,12 @@ pub(crate) fn mixture(x: &[f32], routes: &Routes, experts: &Experts, weights: &W
 }
 
 /// Index of an expert among the local ones.
-fn local(expert: u32, experts: &Experts) -> Option<usize> {
+pub(crate) fn local(expert: u32, experts: &Experts) -> Option<usize> {
     (expert as usize).checked_sub(experts.first).filter(|n| *n < experts.gate.count)
 }
 
 /// Computes down(act(gate(x)) * up(x)) of a local expert.
-fn expert_output(x: &[f32], expert: usize, experts: &Experts, weights: &Weights) -> Vec<f32> {
+pub(crate) fn expert_output(x: &[f32], expert: usize, experts: &Experts, weights: &Weights) -> Vec<f32> {
     let one = |matrices: &kvasir_program::Matrices, x: &[f32]| {
         let matrix = matrices.nth(expert);
         let mut y = vec![0.0; matrix.outputs];
@@ -70,40 +67,6 @@ fn expert_output(x: &[f32], expert: usize, experts: &Experts, weights: &Weights)
     let inner: Vec<f32> =
         gate.iter().zip(&up).map(|(gate, up)| gated(*gate, *up, experts.activation)).collect();
     one(&experts.down, &inner)
-}
-
-/// The sums of [`mixture`] for all rows of `x`, bit for bit, if replicas share the experts.
-pub(crate) fn exchanged_mixture(
-    exchange: &dyn ExpertExchange,
-    x: &[f32],
-    (routes, chosen): (&[Routes], usize),
-    (experts, weights): (&Experts, &Weights),
-    out: &mut [f32],
-    width: usize,
-) -> Result<(), StepError> {
-    let places = |routes: &Routes| {
-        let routed: Vec<u32> = routes.iter().map(|(expert, _)| *expert).collect();
-        routed.into_iter().chain(std::iter::repeat(NO_EXPERT)).take(chosen)
-    };
-    let ids: Vec<u32> = routes.iter().flat_map(places).collect();
-    let mut outputs = vec![0.0; ids.len() * width];
-    let mut compute = |received: DispatchRows<'_>, store: &StoreOutput<'_>| {
-        for (entry, id) in received.experts.iter().enumerate() {
-            if let Some(expert) = local(*id, experts) {
-                let x = &received.rows[entry / received.chosen * received.width..][..received.width];
-                store(entry, &expert_output(x, expert, experts, weights));
-            }
-        }
-    };
-    let own = DispatchRows { rows: x, width, experts: &ids, chosen };
-    let range = experts.first..experts.first + experts.gate.count;
-    exchange.exchange(own, range, &mut compute, &mut outputs)?;
-    out.fill(0.0);
-    for (token, (routes, out)) in routes.iter().zip(out.chunks_exact_mut(width)).enumerate() {
-        let outputs = outputs[token * chosen * width..].chunks_exact(width);
-        routes.iter().zip(outputs).for_each(|((_, share), output)| add_scaled(out, *share, output));
-    }
-    Ok(())
 }
 
 /// `act(gate) * up` for one element.

@@ -8,9 +8,10 @@
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
 use crate::attention::{Attention, Pools, for_each_query, select_keys};
+use crate::exchanged_mixture::{RoutedRows, exchanged_mixture};
 use crate::mask::Reads;
 use crate::math::dot;
-use crate::mixture::{Routes, exchanged_mixture, gated, mixture, route};
+use crate::mixture::{Routes, gated, mixture, route};
 use crate::pool::{Part, Pool};
 use crate::weights::Weights;
 use kvasir_exec::{AllGatherBuffers, Batch, ExpertExchange, Ranks, StepError};
@@ -183,8 +184,9 @@ impl<'a> Run<'a> {
             }
             Op::Mixture { x, routes, experts, .. } => {
                 if let Some(exchange) = self.job.experts {
-                    let routes = (&self.routes[routes][..], self.job.program.chosen(op));
-                    return exchanged_mixture(exchange, self.value(*x), routes, (experts, w), y, width);
+                    let (routes, chosen) = (&self.routes[routes][..], self.job.program.chosen(op));
+                    let rows = RoutedRows { x: self.value(*x), width, routes, chosen };
+                    return exchanged_mixture(exchange, &rows, experts, w, y);
                 }
                 let rows = self.rows(*x).zip(&self.routes[routes]);
                 for (y, (x, routes)) in y.chunks_exact_mut(width).zip(rows) {

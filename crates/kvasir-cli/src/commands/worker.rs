@@ -100,8 +100,8 @@ fn share_experts(
     // The front has checked that the experts can be divided.
     let opened = opened.for_replica(replica, replicas)?;
     let row = opened.model.target.exchanged_row();
-    let row = row.ok_or_else(|| Failure::failed("the model has no experts to share"))?;
-    let member = ReplicaMember::open(&ReplicaConfig { descriptor, replica, replicas, row });
+    let (width, chosen) = row.ok_or_else(|| Failure::failed("the model has no experts to share"))?;
+    let member = ReplicaMember::open(&ReplicaConfig { descriptor, replica, replicas, width, chosen });
     Ok((opened, Arc::new(member.map_err(Failure::failed)?)))
 }
 

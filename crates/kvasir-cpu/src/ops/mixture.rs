@@ -7,8 +7,7 @@
 //!    and `y[token] += weight * out`.
 //!
 //! Each expert's weights are read once per step. Experts run in ascending order, so a token's sum
-//! does not depend on the rest of the batch. `exchanged_mixture` computes the same sum if replicas
-//! share the experts: it exchanges rows and outputs with them, and adds in the same order.
+//! does not depend on the rest of the batch.
 
 use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::{GateAndUp, Operand, Prepared};
@@ -19,7 +18,6 @@ use crate::rowwise::activate;
 use crate::threads::pool::ThreadPool;
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::{Linear, Packed};
-use kvasir_exec::{DispatchRows, ExpertExchange, NO_EXPERT, StepError, StoreOutput};
 use kvasir_program::{Activation, Op, Program, Routing, Score, ValueId};
 use std::io;
 
@@ -81,8 +79,8 @@ pub(crate) struct MixtureMemory {
     out: Buffer,
     prepared: Prepared,
     /// Chosen experts of each token, and their outputs, for an exchange between replicas.
-    chosen: Vec<u32>,
-    outputs: Vec<f32>,
+    pub(crate) chosen: Vec<u32>,
+    pub(crate) outputs: Vec<f32>,
 }
 
 impl MixtureMemory {
@@ -131,20 +129,27 @@ pub(crate) struct Experts<'w> {
     pub(crate) first: usize,
 }
 
+/// Rows that one expert computes: row `i` is row `row_of(i)` of `x`.
+pub(crate) struct ExpertRows<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) row_of: &'a (dyn Fn(usize) -> usize + Sync),
+    pub(crate) count: usize,
+}
+
 /// Receives the output of one expert for one of its rows: the row's index among the expert's rows,
 /// and the output. Threads call it at the same time, for different rows.
 type TakeOutput<'a> = dyn Fn(usize, &[f32]) + Sync + 'a;
 
 impl Experts<'_> {
-    /// Computes `down(act(gate x, up x))` of a local expert for `n` rows, row `i` of which is
-    /// row `row_of(i)` of `x`, and passes each output to `take`.
-    fn run(
+    /// Computes `down(act(gate x, up x))` of a local expert, and passes each output to `take`.
+    pub(crate) fn run(
         &self,
         expert: usize,
-        (x, row_of, n): (&[f32], &(dyn Fn(usize) -> usize + Sync), usize),
+        rows: &ExpertRows<'_>,
         m: &mut MixtureMemory,
         take: &TakeOutput<'_>,
     ) {
+        let ExpertRows { x, row_of, count: n } = *rows;
         let (threads, isa, activation) = (self.threads, self.isa, self.activation);
         let [gate, up, down] = [self.gate, self.up, self.down].map(|matrices| &matrices[expert]);
         let (outer, inner) = (gate.inputs, gate.outputs);
@@ -182,7 +187,7 @@ impl Experts<'_> {
     }
 
     /// Number of local experts.
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.gate.len()
     }
 }
@@ -208,63 +213,12 @@ pub(crate) fn mixture(
         if chosen.is_empty() {
             continue;
         }
-        experts.run(expert, (x, &|row| chosen[row].0, chosen.len()), m, &|row, out| {
+        let rows = ExpertRows { x, row_of: &|row| chosen[row].0, count: chosen.len() };
+        experts.run(expert, &rows, m, &|row, out| {
             let (token, weight) = chosen[row];
             // SAFETY: each row is taken by one thread; a token selects an expert at most once.
             let sum = unsafe { sums.row(token) };
             sum.iter_mut().zip(out).for_each(|(y, v)| *y += weight * v);
         });
     }
-}
-
-/// The sum of [`mixture`], bit for bit, if replicas share the experts. Every replica must call it as
-/// often, also without rows.
-pub(crate) fn exchanged_mixture(
-    experts: &Experts<'_>,
-    exchange: &dyn ExpertExchange,
-    (x, width): (&[f32], usize),
-    (routes, chosen): (&[Routes], usize),
-    m: &mut MixtureMemory,
-    y: &mut [f32],
-) -> Result<(), StepError> {
-    let mut outputs = std::mem::take(&mut m.outputs);
-    let mut ids = std::mem::take(&mut m.chosen);
-    ids.clear();
-    for routes in routes {
-        let routed = routes.iter().map(|(expert, _)| *expert);
-        ids.extend(routed.chain(std::iter::repeat(NO_EXPERT)).take(chosen));
-    }
-    outputs.clear();
-    outputs.resize(ids.len() * width, 0.0);
-    let local = experts.first..experts.first + experts.count();
-    let mut compute = |received: DispatchRows<'_>, store: &StoreOutput<'_>| {
-        let DispatchRows { rows, experts: ids, chosen, .. } = received;
-        for expert in 0..experts.count() {
-            let entries = ids.iter().enumerate();
-            let entries = entries.filter(|(_, id)| **id as usize == experts.first + expert);
-            let entries: Vec<usize> = entries.map(|(entry, _)| entry).collect();
-            if entries.is_empty() {
-                continue;
-            }
-            let take = |row: usize, out: &[f32]| store(entries[row], out);
-            experts.run(expert, (rows, &|row| entries[row] / chosen, entries.len()), m, &take);
-        }
-    };
-    let own = DispatchRows { rows: x, width, experts: &ids, chosen };
-    let exchanged = exchange.exchange(own, local, &mut compute, &mut outputs);
-    let sums = DisjointRows::new(y, width);
-    for_each_row(experts.threads, routes.len(), &|_, token| {
-        // SAFETY: each row is written by one thread.
-        let sum = unsafe { sums.row(token) };
-        sum.fill(0.0);
-        let mut order: Vec<usize> = (0..routes[token].len().min(chosen)).collect();
-        order.sort_unstable_by_key(|place| routes[token][*place].0);
-        for place in order {
-            let (weight, out) =
-                (routes[token][place].1, &outputs[(token * chosen + place) * width..][..width]);
-            sum.iter_mut().zip(out).for_each(|(y, v)| *y += weight * v);
-        }
-    });
-    (m.outputs, m.chosen) = (outputs, ids);
-    exchanged
 }

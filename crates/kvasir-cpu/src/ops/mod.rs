@@ -2,5 +2,6 @@
 //!
 //! Know no program run; build on `gemm` and `attention`.
 
+pub(crate) mod exchanged_mixture;
 pub(crate) mod indexer;
 pub(crate) mod mixture;

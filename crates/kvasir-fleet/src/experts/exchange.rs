@@ -22,6 +22,14 @@ use crate::ranks::sync::Ordering;
 use kvasir_exec::{ComputeExperts, DispatchRows, ExpertExchange, NO_EXPERT, StepError};
 use std::ops::Range;
 
+/// Shape of a replica's chunk: rows, values per row, and experts per row.
+#[derive(Clone, Copy)]
+struct ChunkShape {
+    rows: usize,
+    width: usize,
+    chosen: usize,
+}
+
 impl ReplicaMember {
     /// Completes a phase of an exchange: waits until all replicas have.
     fn complete_phase(&self) -> Result<(), StepError> {
@@ -70,13 +78,8 @@ impl ReplicaMember {
     }
 
     /// Appends the rows of a replica's chunk that chose a local expert.
-    fn receive(
-        &self,
-        replica: usize,
-        (count, width, chosen): (usize, usize, usize),
-        local: &Range<usize>,
-        received: &mut ReceivedRows,
-    ) {
+    fn receive(&self, replica: usize, chunk: ChunkShape, local: &Range<usize>, received: &mut ReceivedRows) {
+        let ChunkShape { rows: count, width, chosen } = chunk;
         let (memory, layout) = (&self.endpoint.memory, &self.layout);
         let ReceivedRows { rows, experts, from, row_experts } = received;
         row_experts.resize(chosen, NO_EXPERT);
@@ -150,7 +153,8 @@ impl ExpertExchange for ReplicaMember {
             for replica in 0..layout.replicas {
                 let rows = self.rows_of(replica, &header)?;
                 most = most.max(rows);
-                self.receive(replica, (chunk_of(rows, first), width, chosen), &local, &mut received);
+                let chunk = ChunkShape { rows: chunk_of(rows, first), width, chosen };
+                self.receive(replica, chunk, &local, &mut received);
             }
             let ReceivedRows { rows, experts, from, .. } = &*received;
             let store = |entry: usize, output: &[f32]| {

@@ -40,8 +40,10 @@ pub struct ReplicaConfig {
     pub replica: usize,
     /// Number of replicas.
     pub replicas: usize,
-    /// Largest row that a mixture exchanges: its width, and the experts per row.
-    pub row: (usize, usize),
+    /// Maximum values per row that a mixture exchanges.
+    pub width: usize,
+    /// Maximum experts per row.
+    pub chosen: usize,
 }
 
 /// Creates the memory of a group. Every process that is started afterwards inherits its descriptor.
@@ -60,12 +62,11 @@ pub(crate) fn create_memory() -> io::Result<File> {
 }
 
 impl ReplicaMember {
-    /// Opens the memory of the group. All replicas must pass the same row.
+    /// Opens the memory of the group. All replicas must pass the same sizes.
     pub fn open(config: &ReplicaConfig) -> io::Result<Self> {
         let path = format!("/proc/self/fd/{}", config.descriptor);
         let file = File::options().read(true).write(true).open(path)?;
-        let (width, chosen) = config.row;
-        let layout = ExchangeLayout::of(config.replicas, width, chosen);
+        let layout = ExchangeLayout::of(config.replicas, config.width, config.chosen);
         Self::of_file(&file, layout, config.replica)
     }
 

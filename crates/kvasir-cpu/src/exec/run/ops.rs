@@ -5,8 +5,9 @@ use crate::exec::run::memory::Memory;
 use crate::gemm::linear::Operand;
 use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
+use crate::ops::exchanged_mixture::{RoutedRows, exchanged_mixture};
 use crate::ops::indexer::{Indexer, select};
-use crate::ops::mixture::{Experts, exchanged_mixture, mixture, route};
+use crate::ops::mixture::{Experts, mixture, route};
 use crate::rowwise::{RotaryPart, activate, add, norm, rotate};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
@@ -136,9 +137,9 @@ impl Run<'_> {
                     None => mixture(&experts, x, routes, memory, y),
                     Some(exchange) => {
                         let chosen = self.model.program.chosen(op);
-                        let (rows, routes) = ((x, width), (&routes[..], chosen));
-                        m.collective_error =
-                            exchanged_mixture(&experts, exchange, rows, routes, memory, y).err();
+                        let rows = RoutedRows { x, width, routes, chosen };
+                        let computed = exchanged_mixture(&experts, exchange, &rows, memory, y);
+                        m.collective_error = computed.err();
                     }
                 }
             }
