@@ -34,9 +34,13 @@ pub use crate::error::ChatError;
 pub use crate::grammar::spec::Shape;
 pub use crate::message::{AssistantTurn, Content, Message, Role};
 pub use crate::model::chat_constraint::{AnswerRules, ChatConstraint, ResponseFormat, ThinkingBudget};
-pub use crate::model::chat_model::{ChatModel, Detokenizer, VocabularyFacts};
+pub use crate::model::chat_model::{ChatModel, VocabularyFacts};
 pub use crate::model::conversation::Conversation;
+pub use crate::model::detokenizer::{Detokenizer, DetokenizerState};
 pub use crate::model::recipe::{ChatForm, Form, Recipe};
+pub use crate::model::remote_tokenizer::{
+    DetokenizedTokens, PendingTexts, RemoteTokenizer, RemoteTokenizerError, TokenizerStatus,
+};
 pub use crate::model::rendered_prompt::RenderedPrompt;
 pub use crate::scan::stop_regex::StopRegex;
 pub use crate::tool::{Tool, ToolChoice, ToolKind};

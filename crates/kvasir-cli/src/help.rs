@@ -136,6 +136,7 @@ const GROUPS: [Group; 16] = [
             "ep",
             "prefill-coalescing",
             "role",
+            "tokenizer-processes",
             "kv-events",
             "kv-events-replay",
             "kv-events-topic",

@@ -1,38 +1,35 @@
-//! Startup shared by `serve`, its workers and `chat`: loads the model, builds the engine or the
-//! fleet, and the HTTP app.
+//! Startup shared by `serve`, its workers and `chat`: loads the model, builds the engine
+//! (`ready_engine`) or the fleet, starts the tokenizer processes (`tokenizers`), and the HTTP app.
+
+pub(crate) mod ready_engine;
+pub(crate) mod tokenizers;
 
 use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
 use crate::io::model_progress::loading;
 use crate::options::Options;
 use crate::options::model::ModelArgs;
-use crate::options::reports::{log, log_warning};
-use crate::options::resolve::setup_of;
+use crate::options::reports::{log_of_processes, log_warning};
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
-use kvasir::{
-    AnyExecutor, DEFAULT_SLOTS, EngineConfig, Error, ExpertReplica, LoadedModel, ModelCard, OpenedModel,
-    PackedFile, PackedWeights, Precision, PrefillProgress, Rank, Speculation,
-};
+use crate::startup::ready_engine::{EngineFacts, Peers, ReadyEngine};
+use crate::startup::tokenizers::{TokenizerStart, start_tokenizers};
+use kvasir::{AnyExecutor, EngineConfig, ModelCard, OpenedModel, PackedFile, PrefillProgress, Speculation};
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Engine, Replicas, Role, Route};
-use kvasir_exec::{RankControl, Ranks};
 use kvasir_fleet::{
-    Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, RankGroup, ReplicaMember, StepBroadcast,
-    StepHashes, WorkerCommand,
+    Fleet, FleetConfig, Identity, KvPublisher, PublishedServing, TokenizerPool, WorkerCommand,
 };
 use kvasir_serve::{
     StepFeed,
     host::{AdmissionLimits, FleetParts, Host, ReplicaObserver},
-    http::{AccessControl, App, ClientRules, Live, PublishedStreams, RankConfig},
+    http::{AccessControl, App, ClientRules, Live, PublishedStreams},
     metrics::Names,
     model::{self, Card, Model},
-    report::{Level, Reports},
+    report::Reports,
 };
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::{
-    borrow::Cow,
     fs::File,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
@@ -70,6 +67,8 @@ pub(crate) struct Service {
     pub(crate) kv_events: Option<KvPublisher>,
     /// Addresses of the streams of KV events and loads.
     pub(crate) streams: PublishedStreams,
+    /// The tokenizer processes to start, if any.
+    pub(crate) tokenizers: Option<TokenizerStart>,
 }
 
 impl Service {
@@ -89,138 +88,8 @@ impl Service {
             needs_template: true,
             kv_events: None,
             streams: PublishedStreams::default(),
+            tokenizers: None,
         }
-    }
-}
-
-/// Rank 0 of an engine: the group of ranks that it leads, and its control mode.
-pub(crate) struct Leader<'a> {
-    pub(crate) group: &'a mut RankGroup,
-    /// Whether each rank runs its own scheduler (`--rank-control requests`).
-    pub(crate) by_requests: bool,
-}
-
-/// The other processes that compute the steps of an engine.
-pub(crate) enum Peers<'a> {
-    /// None: the engine computes alone.
-    None,
-    /// The other ranks of its tensor-parallel group.
-    Ranks(Leader<'a>),
-    /// The replicas with which it shares the experts. The opened model must be divided already.
-    Experts(Arc<ReplicaMember>),
-}
-
-/// An engine that is ready to serve, with its loaded model, facts and setup.
-pub(crate) struct ReadyEngine {
-    pub(crate) engine: Engine<AnyExecutor>,
-    pub(crate) loaded: LoadedModel,
-    pub(crate) facts: EngineFacts,
-    /// Its configuration, in the trace page's format.
-    pub(crate) setup: Map<String, Value>,
-}
-
-/// Facts about an engine; a worker sends them to the server process as JSON.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct EngineFacts {
-    pub(crate) backend: Cow<'static, str>,
-    /// KV cache slots of the pool.
-    pub(crate) slots: u32,
-    /// Whether memory holds more slots than the default of `--kv-capacity` takes.
-    pub(crate) is_capped: bool,
-    /// Context length: prompt and answer together.
-    pub(crate) max_len: u32,
-    /// Maximum running sequences.
-    pub(crate) max_num_seqs: u32,
-    /// Maximum tokens per step.
-    pub(crate) max_num_batched_tokens: u32,
-    /// Name of the K/V data type, and bytes of a slot, with those of a draft model.
-    pub(crate) kv: (String, usize),
-    /// Memory of packed weights, in bytes.
-    pub(crate) packed_bytes: u64,
-    /// The part of `packed_bytes` that all engines share.
-    pub(crate) shared_bytes: u64,
-    /// Text for the log: number of threads and activation precision, or the name of the backend.
-    pub(crate) arithmetic: String,
-    /// Configuration of a worker's engine, in the format of the trace page.
-    #[serde(default)]
-    pub(crate) setup: Map<String, Value>,
-}
-
-impl EngineFacts {
-    /// Limits, route and event streams of the engines, for routes that routers read.
-    fn rank_config(&self, route: Option<Route>, streams: PublishedStreams) -> RankConfig {
-        let Self { max_num_seqs, max_num_batched_tokens, .. } = *self;
-        RankConfig { max_num_seqs, max_num_batched_tokens, route, streams }
-    }
-}
-
-impl ReadyEngine {
-    /// Loads an opened model and builds its engine, with a warm-up if `warms_up`. If it leads
-    /// ranks, it loads only the shard of rank 0, and starts the executors of the others.
-    pub(crate) fn new(
-        model: &ModelArgs,
-        opened: OpenedModel,
-        config: &EngineConfig,
-        warms_up: bool,
-        peers: Peers<'_>,
-    ) -> Result<Self, Failure> {
-        let share = config.memory_share()?;
-        let loaded = match &peers {
-            Peers::Ranks(Leader { group, by_requests }) => {
-                let ranks = group.member();
-                let control: Box<dyn RankControl> = if *by_requests {
-                    Box::new(StepHashes::new(group.member()))
-                } else {
-                    Box::new(StepBroadcast::new(group.member()))
-                };
-                let loaded = model.load_opened(shard(opened, 0, ranks.count())?)?;
-                loaded.among(Rank { ranks, control: Some(control) })
-            }
-            Peers::Experts(member) => {
-                let (exchange, control) = (Arc::clone(member) as Arc<_>, member.control());
-                model.load_opened(opened)?.sharing_experts(ExpertReplica { exchange, control })
-            }
-            Peers::None => model.load_opened(opened)?,
-        };
-        let in_memory = loaded.slots_in_memory(share).filter(|_| config.kv_capacity.is_none());
-        let resolved = loaded.resolve(config, DEFAULT_SLOTS)?;
-        let core = resolved.core()?;
-        let setup = setup_of(&loaded, &resolved, &core);
-        if let Peers::Ranks(Leader { group, .. }) = peers {
-            group.start_executors(core.cache().shape().capacity).map_err(Failure::failed)?;
-        }
-        let mut engine = loaded.engine(core, resolved.overlap)?;
-        if warms_up {
-            kvasir::warm_up(&mut engine)?;
-        }
-        let slots = engine.core().cache().shape().capacity;
-        let PackedWeights { bytes: packed_bytes, shared: shared_bytes } = loaded.packed_weights();
-        let facts = EngineFacts {
-            packed_bytes,
-            shared_bytes,
-            backend: loaded.backend().into(),
-            slots,
-            is_capped: in_memory.is_some_and(|in_memory| in_memory > slots),
-            max_len: engine.core().limits().max_model_len.min(slots),
-            max_num_seqs: engine.core().limits().max_num_seqs,
-            max_num_batched_tokens: engine.core().limits().max_num_batched_tokens,
-            kv: (loaded.kv().to_string(), loaded.slot_bytes()),
-            arithmetic: match loaded.arithmetic() {
-                Some((1, precision)) => format!("1 thread, {}", precision_name(precision)),
-                Some((threads, precision)) => format!("{threads} threads, {}", precision_name(precision)),
-                None => format!("{} backend", loaded.backend()),
-            },
-            setup: Map::new(),
-        };
-        Ok(Self { engine, loaded, facts, setup })
-    }
-}
-
-fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Auto => "16-bit integer, bf16 or f32 activations, by weight type",
-        Precision::Bf16x2 => "activations of two bf16 terms",
-        Precision::F32 => "f32 activations",
     }
 }
 
@@ -233,6 +102,8 @@ pub(crate) struct Started {
     pub(crate) prefill: Option<PrefillProgress>,
     /// Warning about the configuration, for the log.
     pub(crate) warning: Option<&'static str>,
+    /// The tokenizer processes, which end when this is dropped.
+    pub(crate) tokenizers: Option<TokenizerPool>,
 }
 
 impl Started {
@@ -277,8 +148,11 @@ impl Started {
             service.defaults.as_ref(),
             facts.max_len,
         )?;
+        let Service {
+            access, allowed, reports, names, timeout, rules, kv_events, streams, tokenizers, ..
+        } = service;
+        let (served, tokenizers) = start_tokenizers(tokenizers, &loaded.opened, served, &reports)?;
         drop(loaded);
-        let Service { access, allowed, reports, names, timeout, rules, kv_events, streams, .. } = service;
         let wrap = |engine| match kv_events {
             Some(publisher) => Box::new(PublishedServing::new(engine, publisher)),
             None => engine,
@@ -288,7 +162,7 @@ impl Started {
         let ranks = facts.rank_config(None, streams);
         let live = Live { feed, ranks, setup: Value::Object(setup) };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
-        Ok(Self { app, name, facts, prefill, warning: None })
+        Ok(Self { app, name, facts, prefill, warning: None, tokenizers })
     }
 
     /// Starts worker processes, each of which loads the model, and the HTTP app in front of them.
@@ -302,15 +176,15 @@ impl Started {
     ) -> Result<Self, Failure> {
         let config = options.config()?;
         let (opened, name) = open_model(model, name, &config, &service)?;
-        let Service { access, allowed, reports, names, timeout, rules, defaults, kv_events, streams, .. } =
-            service;
+        let Service { access, allowed, reports, names, timeout, rules, .. } = service;
+        let Service { defaults, kv_events, streams, tokenizers, .. } = service;
         check_ranks(&opened, fleet.ranks)?;
         let engines = fleet.roles.len() as u32;
         if fleet.shares_experts {
             check_replicas(&opened, fleet.roles.len())?;
         }
         let observer = ReplicaObserver::new(fleet.roles.len(), timeout);
-        let (counted, logged) = (observer.clone(), reports.clone());
+        let counted = observer.clone();
         let identity = identity(&opened, model, options);
         let packed_file = model.compute().is_on_cpu().then(|| PackedFile::create(packed_key(&identity)));
         let packed_file = packed_file.and_then(|created| {
@@ -326,10 +200,7 @@ impl Started {
             step_timeout: timeout,
             kv_events,
             on_counters: Box::new(move |replica, counters| counted.update(replica, counters)),
-            on_log: Box::new(move |is_warning, line| {
-                let level = if is_warning { Level::Warn } else { Level::Info };
-                log(&logged, level, line, Vec::new());
-            }),
+            on_log: log_of_processes(&reports),
         });
         let started = started.map_err(Failure::failed)?;
         let kvasir_fleet::Facts { slots, max_len, has_kv_events, cut_obstacle, more, .. } =
@@ -340,6 +211,7 @@ impl Started {
         let facts = EngineFacts { slots, max_len, ..facts };
         let hidden = !model.compute().is_simulated();
         let served = build_model(name.clone(), &opened, hidden, sampling_args, defaults.as_ref(), max_len)?;
+        let (served, tokenizers) = start_tokenizers(tokenizers, &opened, served, &reports)?;
         let replicas: Arc<dyn Replicas> = Arc::new(started.handle());
         let live = Live {
             feed: StepFeed::of_replicas(replicas.clone()),
@@ -350,16 +222,8 @@ impl Started {
         let all = slots.saturating_mul(engines);
         let host = Host::start_fleet(parts, allowed(all, max_len), reports).map_err(Failure::failed)?;
         let app = App::new(Arc::new(served), host, access, live, names, rules);
-        Ok(Self { app, name, facts, prefill: None, warning })
+        Ok(Self { app, name, facts, prefill: None, warning, tokenizers })
     }
-}
-
-/// Reduces a model to the shard of `rank`, one of `ranks`.
-pub(crate) fn shard(opened: OpenedModel, rank: usize, ranks: usize) -> Result<OpenedModel, Failure> {
-    opened.for_rank(rank, ranks).map_err(|why| match why {
-        Error::InvalidArgument { reason, .. } => Failure::usage(format!("--tp {ranks}: {reason}")),
-        other => other.into(),
-    })
 }
 
 /// Checks that a model can be divided among this number of ranks.

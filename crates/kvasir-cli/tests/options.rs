@@ -20,7 +20,7 @@ use std::{
 };
 
 /// The invocation of each command that its rows add to.
-const BASES: [(&str, &str); 26] = [
+const BASES: [(&str, &str); 27] = [
     ("chat", "chat --prompt hi --json --max-tokens 6 --seed 1"),
     ("run", "run kvasir-mini hi --json --max-tokens 6 --seed 1"),
     ("models", "models --models-dir ."),
@@ -46,6 +46,7 @@ const BASES: [(&str, &str); 26] = [
     ("pull", "pull"),
     ("worker", "worker"),
     ("rank", "rank"),
+    ("tokenizer", "tokenizer"),
     ("bench broadcast", "bench broadcast --rows 2 --context 20 --reps 3 --json"),
 ];
 
@@ -278,6 +279,9 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("rank", "packed-weights", "@ serve/ranks.rs"),
     ("worker", "packed-weights", "@ serve/ranks.rs"),
     ("worker", "experts-memory", "@ serve/experts.rs"),
+    ("tokenizer", "tokenizer", "? --generation | --tokenizer 0"),
+    ("tokenizer", "generation", "? --tokenizer | --generation 0"),
+    ("serve", "tokenizer-processes", "@ serve/tokenizers.rs"),
     ("serve", "dp", "@ serve/fleet.rs"),
     ("serve", "tp", "@ serve/ranks.rs"),
     ("serve", "rank-control", "? --tp | --rank-control requests"),

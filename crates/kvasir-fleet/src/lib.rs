@@ -21,6 +21,9 @@
 //!
 //! [`ReplicaMember`] joins the steps of replicas that share their experts, and exchanges their rows.
 //!
+//! [`TokenizerPool`] runs tokenizer processes ([`run_tokenizer`]), which tokenize prompts and detokenize
+//! answers.
+//!
 //! [`LoadPublisher`] publishes the load of each engine, with a heartbeat, in SGLang's wire format.
 //!
 //! Messages are typed msgpack ([`message`]). They do not leave the host: the Unix sockets are in a
@@ -52,6 +55,7 @@ mod segment;
 mod session_homes;
 mod status;
 mod step_watch;
+mod tokenizers;
 mod transport;
 mod watchdog;
 mod worker;
@@ -71,5 +75,9 @@ pub use crate::ranks::{
 pub use crate::replica::{WorkerArguments, WorkerCommand, WorkerStart};
 pub use crate::status::FleetHandle;
 pub use crate::step_watch::SubscribeSteps;
+pub use crate::tokenizers::{
+    TokenizerArguments, TokenizerClient, TokenizerConfig, TokenizerError, TokenizerPool,
+    TokenizerProcessConfig, run_tokenizer,
+};
 pub use crate::worker::{ReadCounters, WorkerConfig, WorkerError, run_worker};
 pub use crate::workers::{OnCounters, OnLog};

@@ -13,7 +13,7 @@ use zeromq::ZmqMessage;
 /// Version of the message format.
 pub(crate) const PROTOCOL: u32 = 3;
 /// Maximum size of an encoded message.
-const MAX_BYTES: usize = 256 << 20;
+pub(crate) const MAX_BYTES: usize = 256 << 20;
 
 /// What front and workers must have in common. The front refuses a worker that differs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,15 +147,16 @@ pub(crate) struct Header {
     pub(crate) number: u64,
 }
 
-const HEADER_BYTES: usize = 16;
-
 impl Header {
-    fn to_bytes(self) -> [u8; HEADER_BYTES] {
+    /// Size of an encoded header.
+    pub(crate) const BYTES: usize = 16;
+
+    pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
         let number = u128::from(self.number) << 64;
         (u128::from(self.replica) | u128::from(self.generation) << 32 | number).to_le_bytes()
     }
 
-    fn read(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let all = u128::from_le_bytes(bytes.try_into().ok()?);
         Some(Self { replica: all as u32, generation: (all >> 32) as u32, number: (all >> 64) as u64 })
     }
@@ -263,7 +264,7 @@ mod tests {
             read += u32::from(decode::<ToWorker>(&frames).is_ok());
         }
         assert!(read < 2000, "{read}");
-        let mut short = ZmqMessage::from(vec![0; HEADER_BYTES - 1]);
+        let mut short = ZmqMessage::from(vec![0; Header::BYTES - 1]);
         assert_eq!(decode::<ToWorker>(&short), Err((None, DropReason::Malformed)));
         short.push_back(body.into());
         assert_eq!(decode::<ToWorker>(&short), Err((None, DropReason::Malformed)));

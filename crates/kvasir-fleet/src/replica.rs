@@ -1,4 +1,5 @@
-//! `Replica`: the state of a worker process, its start, and its restart with exponential backoff.
+//! `Replica`: the state of one of several equal processes, its start, and its restart with
+//! exponential backoff. Workers and tokenizer processes are replicas.
 
 use crate::message::{Header, MessageNumbers};
 use kvasir_engine::ReplicaPhase;
@@ -51,7 +52,18 @@ impl fmt::Debug for WorkerCommand {
     }
 }
 
-/// Reports that a worker process has ended.
+impl WorkerCommand {
+    /// The process of a replica. It exits when the front closes the pipe to its standard input, that
+    /// is, when the front has ended.
+    pub(crate) fn process(&self, start: &WorkerStart<'_>) -> Command {
+        let mut process = Command::new(&self.program);
+        process.args((self.arguments)(start));
+        process.stdin(Stdio::piped());
+        process
+    }
+}
+
+/// Reports that a process has ended.
 pub(crate) struct Ended {
     pub(crate) replica: usize,
     pub(crate) generation: u32,
@@ -105,20 +117,10 @@ impl Replica {
     }
 
     /// Starts its process; sends to `ended` when the process has ended.
-    pub(crate) fn start(
-        &mut self,
-        command: &WorkerCommand,
-        directory: &Path,
-        experts_memory: Option<i32>,
-        ended: UnboundedSender<Ended>,
-    ) -> io::Result<()> {
+    pub(crate) fn start(&mut self, mut process: Command, ended: UnboundedSender<Ended>) -> io::Result<()> {
         let Header { replica, generation, .. } = self.header;
-        let mut process = Command::new(&command.program);
-        let start = WorkerStart { directory, replica, generation, experts_memory };
-        process.args((command.arguments)(&start));
-        // Its own process group: an interrupt from the terminal is for the front only. The worker
-        // exits when the pipe is closed, that is, when the front has ended.
-        process.process_group(0).stdin(Stdio::piped()).kill_on_drop(true);
+        // Its own process group: an interrupt from the terminal is for the front only.
+        process.process_group(0).kill_on_drop(true);
         let child = process.spawn()?;
         let (kill, killed) = oneshot::channel();
         self.process = child.id();

@@ -6,11 +6,11 @@ use crate::experts::create_memory;
 use crate::front::{Front, WorkerMessage};
 use crate::kv_publisher::KvPublisher;
 use crate::message::{Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
-use crate::replica::{Ended, Replica, WorkerCommand};
+use crate::replica::{Ended, Replica, WorkerCommand, WorkerStart};
 use crate::segment;
 use crate::transport::identity;
 use kvasir_engine::{Message, ReplicaPhase, ReplicaStatus, Role};
-use std::{fs::File, io, os::fd::AsRawFd, time::Duration};
+use std::{fs::File, io, os::fd::AsRawFd, path::Path, time::Duration};
 use tokio::{
     select,
     sync::mpsc::{UnboundedReceiver, UnboundedSender},
@@ -53,12 +53,17 @@ pub(crate) fn create_segments(roles: &[Role]) -> io::Result<Vec<Option<File>>> {
     roles.iter().map(|role| (*role == Role::Prefill).then(segment::create).transpose()).collect()
 }
 
+fn worker_start(directory: &Path, header: Header, experts_memory: Option<i32>) -> WorkerStart<'_> {
+    WorkerStart { directory, replica: header.replica, generation: header.generation, experts_memory }
+}
+
 impl Workers {
     /// Starts all processes and waits for their `Hello` messages.
     pub(crate) async fn start_all(&mut self) -> Result<Facts, FleetError> {
         let experts = self.experts.as_ref().map(AsRawFd::as_raw_fd);
         for replica in &mut self.replicas {
-            replica.start(&self.command, self.directory.path(), experts, self.ended_to.clone())?;
+            let process = self.command.process(&worker_start(self.directory.path(), replica.header, experts));
+            replica.start(process, self.ended_to.clone())?;
         }
         let mut smallest: Option<Facts> = None;
         while self.replicas.iter().any(|replica| replica.phase != ReplicaPhase::Ready) {
@@ -213,7 +218,8 @@ impl Workers {
             if replica.restart_at.is_none_or(|at| at > now) {
                 continue;
             }
-            let started = replica.start(&self.command, self.directory.path(), experts, self.ended_to.clone());
+            let process = self.command.process(&worker_start(self.directory.path(), replica.header, experts));
+            let started = replica.start(process, self.ended_to.clone());
             if let Err(error) = started {
                 (self.on_log)(true, &format!("replica {index} could not start: {error}"));
                 replica.ended(error.to_string());

@@ -6,14 +6,18 @@ use crate::dialect::reasoning::ReasoningDialect;
 use crate::dialect::tool_calls::ToolDialect;
 use crate::error::ChatError;
 use crate::grammar::vocabulary::{GrammarError, Vocabulary};
+use crate::model::detokenizer::{Detokenizer, DetokenizerState};
 use crate::model::guard::{GUARD, Guard};
 use crate::model::tool_grammars::ToolGrammars;
 use crate::tool::{Tool, ToolChoice};
-use kvasir_formats::{TextFiles, TextStream, Tokenizer};
+use kvasir_formats::{TextFiles, Tokenizer};
 use kvasir_kv::Token;
 use kvasir_template::ChatTemplate;
 use serde_json::{Map, Value};
-use std::sync::{Arc, OnceLock};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::{Arc, OnceLock},
+};
 
 /// Spellings of the fill-in-the-middle tokens by model family: prefix, suffix, middle.
 const FILL_IN_MIDDLE: [[&str; 3]; 5] = [
@@ -250,32 +254,20 @@ impl ChatModel {
     /// reasoning; `continues`: the answer continues a text, so a leading space is kept;
     /// `skip_special` drops the other control tokens.
     pub fn detokenizer(&self, marked: bool, continues: bool, skip_special: bool) -> Detokenizer {
-        let text =
-            if continues { TextStream::continuing(skip_special) } else { TextStream::new(skip_special) };
-        let markers = if marked { self.marker_tokens.clone() } else { Arc::default() };
-        Detokenizer { tokenizer: self.tokenizer.clone(), markers, text }
-    }
-}
-
-/// Streaming detokenizer that keeps the markers of tool calls and reasoning.
-pub struct Detokenizer {
-    tokenizer: Arc<Tokenizer>,
-    /// Control tokens that are kept.
-    markers: Arc<[(Token, String)]>,
-    text: TextStream,
-}
-
-impl Detokenizer {
-    /// Feeds a token; returns the text that it completes.
-    pub fn push(&mut self, token: Token) -> String {
-        match self.markers.iter().find(|(id, _)| *id == token) {
-            Some((_, spelling)) => self.text.finish() + spelling,
-            None => self.text.push(&self.tokenizer, token),
-        }
+        self.resume_detokenizer(DetokenizerState::new(marked, continues, skip_special))
     }
 
-    /// Flushes incomplete bytes at the end.
-    pub fn finish(&mut self) -> String {
-        self.text.finish()
+    /// A streaming detokenizer that continues from this state.
+    pub fn resume_detokenizer(&self, state: DetokenizerState) -> Detokenizer {
+        let markers = if state.is_marked() { self.marker_tokens.clone() } else { Arc::default() };
+        Detokenizer::new(self.tokenizer.clone(), markers, state)
+    }
+
+    /// A hash of the tokenizer, the chat template and the marker tokens: two models with equal
+    /// hashes tokenize and detokenize alike.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.tokenizer.fingerprint(), &self.template_source, &self.marker_tokens).hash(&mut hasher);
+        hasher.finish()
     }
 }

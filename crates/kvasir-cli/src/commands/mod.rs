@@ -22,6 +22,7 @@ pub(crate) mod serve;
 pub(crate) mod sim;
 pub(crate) mod template;
 pub(crate) mod tokenize;
+pub(crate) mod tokenizer;
 pub(crate) mod worker;
 
 use crate::commands::doctor::FileCheck;
@@ -90,6 +91,9 @@ pub(crate) enum Command {
     /// Run one rank of an engine of `serve --tp`; started by `serve`, not by users
     #[command(hide = true)]
     Rank(rank::Args),
+    /// Run one tokenizer of `serve --tokenizer-processes`; started by `serve`, not by users
+    #[command(hide = true)]
+    Tokenizer(tokenizer::Args),
     /// Print a completion script for a shell
     Completions(completions::Completions),
     /// Write the manual pages
@@ -141,6 +145,7 @@ impl Command {
             Self::Serve(args) => args.run(line),
             Self::Worker(args) => args.run(&line),
             Self::Rank(args) => args.run(&line),
+            Self::Tokenizer(args) => args.run(&line),
             Self::Template(args) => args.run(),
             Self::Tokenize(args) => args.run(),
             Self::Completions(args) => args.run(line.definition),

@@ -8,7 +8,8 @@ use crate::options::Options;
 use crate::options::fleet::{FleetArgs, RankControlMode};
 use crate::options::model::ModelArgs;
 use crate::options::sampling::SamplingArgs;
-use crate::startup::{build_model, identity, shard, share_packed};
+use crate::startup::ready_engine::shard;
+use crate::startup::{build_model, identity, share_packed};
 use kvasir::{DEFAULT_SLOTS, OpenedModel, Rank, Token};
 use kvasir_fleet::{Affinity, RankCommand, RankConfig, RankProcess, StepHashes};
 use std::{

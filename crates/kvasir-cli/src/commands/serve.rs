@@ -1,7 +1,7 @@
 //! `kvasir serve`: HTTP server options, startup, listeners and graceful shutdown.
 
 use crate::chat::statistics::plural;
-use crate::commands::{CommandLine, worker};
+use crate::commands::{CommandLine, tokenizer, worker};
 use crate::config::holds_secrets;
 use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
@@ -16,7 +16,8 @@ use crate::options::reports::{ReportArgs, log, log_info, log_warning};
 use crate::options::rules::rule;
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
-use crate::startup::{EngineFacts, FleetStart, Service, Started};
+use crate::startup::ready_engine::EngineFacts;
+use crate::startup::{FleetStart, Service, Started};
 use clap::{Command, builder::BoolishValueParser};
 use kvasir_fleet::{BoundLoadPublisher, KvPublisher, LoadPublisher};
 use kvasir_serve::{
@@ -333,6 +334,7 @@ impl Args {
             needs_template: false,
             kv_events: None,
             streams: PublishedStreams::default(),
+            tokenizers: None,
             access,
             names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
             reports: reports.clone(),
@@ -373,7 +375,11 @@ impl Args {
             kept_batches: kv_events.as_ref().map_or(0, KvPublisher::kept_batches),
             loads: loads.as_ref().map(|loads| loads.addresses().to_vec()).unwrap_or_default(),
         };
-        let service = Service { kv_events, streams: streams.clone(), ..service };
+        let tokenizers = match self.fleet.tokenizer_processes() {
+            0 => None,
+            processes => Some(tokenizer::command(processes, line.arguments.clone())?),
+        };
+        let service = Service { kv_events, streams: streams.clone(), tokenizers, ..service };
         let options = self.options.clone().for_serving();
         let (name, sampling_args) = (own_name.as_deref(), &self.sampling_args);
         let started = match self.fleet.replicas() {
@@ -387,7 +393,15 @@ impl Args {
             }
         };
         let summary = self.summary(&started, &keys, peer_connections);
-        let Started { app, name, facts: EngineFacts { backend, slots, .. }, warning, .. } = started;
+        // The tokenizer processes run until the server has stopped.
+        let Started {
+            app,
+            name,
+            facts: EngineFacts { backend, slots, .. },
+            warning,
+            tokenizers: _tokenizers,
+            ..
+        } = started;
         let backend = backend.into_owned();
         let _loads = loads.map(|loads| start_loads(loads, &app, reports.clone())).transpose()?;
         runtime.block_on(async {

@@ -5,10 +5,8 @@ use crate::commands::{Command, CommandLine, rank};
 use crate::io::failure::Failure;
 use crate::options::fleet::RankControlMode;
 use crate::options::sampling::SamplingArgs;
-use crate::startup::{
-    EngineFacts, Leader, Peers, ReadyEngine, WorkerCommandFactory, build_model, identity, record_kv_events,
-    share_packed,
-};
+use crate::startup::ready_engine::{EngineFacts, Leader, Peers, ReadyEngine};
+use crate::startup::{WorkerCommandFactory, build_model, identity, record_kv_events, share_packed};
 use kvasir::{LoadedModel, OpenedModel};
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Role, Route, StepSource};

@@ -1,6 +1,6 @@
 //! Options of `serve` for several processes: the number of workers (data parallelism), their roles,
-//! the ranks of each (tensor parallelism), whether they share experts (expert parallelism), and the
-//! routing policy.
+//! the ranks of each (tensor parallelism), whether they share experts (expert parallelism), the
+//! routing policy, and the tokenizer processes.
 
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
@@ -39,6 +39,9 @@ pub(crate) struct FleetArgs {
     /// With --dp: the role of each engine, N entries: prefill (computes prompts, then sends K and V to an engine that decodes), decode or both, such as prefill,decode,decode [default: both for all]
     #[arg(long, env = "KVASIR_ROLE", value_name = "ROLE,…", value_delimiter = ',', value_parser = word::<Role>)]
     role: Vec<Role>,
+    /// Processes that tokenize prompts and detokenize answers [default: 0, the server's own process]
+    #[arg(long, env = "KVASIR_TOKENIZER_PROCESSES", value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
+    tokenizer_processes: Option<u32>,
 }
 
 impl FleetArgs {
@@ -79,6 +82,11 @@ impl FleetArgs {
     pub(crate) fn roles(&self) -> Vec<Role> {
         let engines = self.dp.unwrap_or(1) as usize;
         if self.role.is_empty() { vec![Role::Both; engines] } else { self.role.clone() }
+    }
+
+    /// Number of tokenizer processes.
+    pub(crate) fn tokenizer_processes(&self) -> usize {
+        self.tokenizer_processes.unwrap_or(0) as usize
     }
 
     /// Whether engines transfer K and V.

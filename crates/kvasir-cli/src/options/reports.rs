@@ -1,6 +1,7 @@
 //! Log and trace options of the server, and its log of itself.
 
 use crate::io::failure::Failure;
+use kvasir_fleet::OnLog;
 use kvasir_serve::report::{Collector, Format, Level, Log, Reports};
 use serde_json::Value;
 use std::{
@@ -77,4 +78,13 @@ pub(crate) fn log(reports: &Reports, level: Level, message: &str, fields: Vec<(&
         // stderr may be closed already, which is no failure.
         let _ = writeln!(io::stderr(), "kvasir: {kind}{message}");
     }
+}
+
+/// Writes the lines of a fleet's processes to the log.
+pub(crate) fn log_of_processes(reports: &Arc<Reports>) -> OnLog {
+    let reports = reports.clone();
+    Box::new(move |is_warning, line| {
+        let level = if is_warning { Level::Warn } else { Level::Info };
+        log(&reports, level, line, Vec::new());
+    })
 }

@@ -152,7 +152,7 @@ pub(super) fn is_running(process: u64) -> bool {
 const STREAMS: usize = 32;
 
 /// Number of workers that a test kills at least; `tools/nightly kills` sets 100.
-fn kill_count() -> u32 {
+pub(super) fn kill_count() -> u32 {
     std::env::var("KVASIR_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3)
 }
 

@@ -21,4 +21,5 @@ mod sampling;
 mod server;
 mod speculation;
 mod storm;
+mod tokenizers;
 mod tool_calls;

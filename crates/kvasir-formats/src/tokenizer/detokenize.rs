@@ -3,6 +3,7 @@
 
 use crate::error::Result;
 use crate::tokenizer::{Tokenizer, Vocab};
+use serde::{Deserialize, Serialize};
 
 impl Tokenizer {
     /// Detokenizes ids. Incomplete UTF-8 becomes U+FFFD; padding ids of the embedding yield no
@@ -20,8 +21,9 @@ impl Tokenizer {
 /// Converts tokens to text as they arrive.
 ///
 /// Invariants: emitted text is final, never contains a partial UTF-8 character, and concatenates to
-/// the same text as `decode`.
-#[derive(Debug, Default, Clone)]
+/// the same text as `decode`. The state is the bytes of at most one incomplete character.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TextStream {
     /// Bytes of an incomplete UTF-8 character.
     pending: Vec<u8>,

@@ -4,6 +4,7 @@
 //! - `gguf_vocab`: BPE and SentencePiece vocabularies of GGUF files; `wordpiece`: BERT
 //!   vocabularies.
 //! - `detokenize`: ids back to text, whole or as a stream.
+//! - `fingerprint`: a hash by which processes compare their tokenizers.
 //!
 //! Guarded by `tests/tokenizers.rs` and the `tokenizer` and `gguf` fuzz targets.
 
@@ -13,6 +14,7 @@ mod cancel;
 mod charsmap;
 pub(crate) mod detokenize;
 pub(crate) mod end_tokens;
+mod fingerprint;
 mod gguf_vocab;
 mod hf_vocab;
 pub(crate) mod kvasir_keys;

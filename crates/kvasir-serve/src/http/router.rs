@@ -8,7 +8,7 @@ use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
 use crate::http::api::responses::{compact, socket, stored};
 use crate::http::api::{
     chat, completions, conversations, embeddings, llama_cpp, math, ollama, openapi, pins, replicas, rerank,
-    responses, server_info, sessions, slots, status, steps, tokens, web_ui,
+    responses, server_info, sessions, slots, status, steps, tokenizers, tokens, web_ui,
 };
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
@@ -72,6 +72,7 @@ impl App {
             .route("/v1/admin/replicas", get(replicas::list))
             .route("/v1/admin/replicas/{id}/drain", post(replicas::drain))
             .route("/v1/admin/replicas/{id}/restart", post(replicas::restart))
+            .route("/v1/admin/tokenizers", get(tokenizers::list))
             // SGLang's endpoints for external routers.
             .route("/server_info", get(server_info::server_info))
             .route("/get_server_info", get(server_info::server_info))

@@ -9,6 +9,7 @@ pub(crate) mod page;
 pub(crate) mod per_key;
 pub(crate) mod process;
 pub(crate) mod prometheus;
+pub(crate) mod tokenizers;
 pub(crate) mod transfers;
 
 pub use crate::metrics::engine_metrics::EngineMetrics;

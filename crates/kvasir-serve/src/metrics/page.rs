@@ -9,20 +9,32 @@ use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::engine_metrics::{DRAFT_POSITIONS, EngineMetrics};
 use crate::metrics::prometheus::{Names, TextExposition};
+use crate::metrics::tokenizers::tokenizers;
 use crate::metrics::transfers::transfers;
 use crate::metrics::{FINISHED, Metrics, REJECTED};
+use kvasir_chat::TokenizerStatus;
 use kvasir_engine::{ReplicaPhase, ReplicaStatus};
 
+/// Status of the processes beside the server's own; empty lists without them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessStatus<'a> {
+    /// Engines.
+    pub replicas: &'a [ReplicaStatus],
+    /// Tokenizers.
+    pub tokenizers: &'a [TokenizerStatus],
+}
+
 impl Metrics {
-    /// All metrics in Prometheus' text format. `open` is the number of open answers; `replicas` are
-    /// empty if the engine runs in this process.
-    pub fn page(&self, names: Names, model: &str, open: usize, replicas: &[ReplicaStatus]) -> String {
+    /// All metrics in Prometheus' text format. `open` is the number of open answers.
+    pub fn page(&self, names: Names, model: &str, open: usize, processes: ProcessStatus<'_>) -> String {
+        let ProcessStatus { replicas, tokenizers: of_tokenizers } = processes;
         let mut page = TextExposition::new(names.prefix(), model);
         self.scheduler_gauges(&mut page);
         self.gauges(&mut page, open);
         self.replica_gauges(&mut page);
         replica_processes(&mut page, replicas);
         transfers(&mut page, replicas);
+        tokenizers(&mut page, of_tokenizers);
         self.counters(&mut page);
         self.per_key.expose(&mut page);
         self.histograms(&mut page);
@@ -278,7 +290,7 @@ mod tests {
         let one = Metrics { engine: Arc::new(replica), ..Metrics::default() };
         for (metrics, engines) in [(one, 1), (two, 2)] {
             for names in [Names::Own, Names::Vllm] {
-                let page = metrics.page(names, "m", 0, &[]);
+                let page = metrics.page(names, "m", 0, ProcessStatus::default());
                 let value = |family: &str| match samples(&page, family)[..] {
                     [(_, value)] => value,
                     ref all => panic!("{family}: {all:?}"),
@@ -301,7 +313,8 @@ mod tests {
         let metrics = Metrics::default();
         for (names, prefix) in [(Names::Own, "kvasir:"), (Names::Vllm, "vllm:")] {
             let replica = ReplicaStatus { role: Role::Prefill, ..ReplicaStatus::default() };
-            let text = metrics.page(names, "m", 3, &[replica]);
+            let processes = ProcessStatus { replicas: &[replica], tokenizers: &[TokenizerStatus::default()] };
+            let text = metrics.page(names, "m", 3, processes);
             let mut families: Vec<&str> =
                 text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
             let is_alias = |family: &str| family.starts_with("vllm:");
@@ -311,6 +324,7 @@ mod tests {
                 "num_requests_waiting",
                 "kv_cache_usage_perc",
                 "request_success_total",
+                "tokenizer_ready",
             ] {
                 assert!(families.contains(&format!("{prefix}{expected}").as_str()), "{expected}");
             }

@@ -46,7 +46,7 @@ impl Model {
                     Overflow { prompt: prompt.len() as u32, requested: None, limit: room as u32 + 1 };
                 return Err(ApiError::overflow("query", overflow));
             }
-            document = Cow::Owned(self.chat.decode(&ids[..kept]));
+            document = Cow::Owned(self.decode(&ids[..kept])?);
         }
     }
 

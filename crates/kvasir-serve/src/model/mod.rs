@@ -1,6 +1,7 @@
 //! A served model: its chat model, limits and description.
 //!
-//! `chat_prompt` renders and tokenizes conversations, `answer` sets up the generation of an answer.
+//! `text` tokenizes and detokenizes, here or in tokenizer processes. `chat_prompt` renders and
+//! tokenizes conversations, `answer` sets up the generation of an answer.
 //!
 //! Knows no engine and no socket; builds on `request` and on `kvasir-chat`.
 
@@ -9,22 +10,18 @@ pub(crate) mod chat_prompt;
 pub(crate) mod judge_prompt;
 pub(crate) mod marked_prefixes;
 pub(crate) mod sampler_chain;
+pub(crate) mod text;
 
-use crate::context::request_context::RequestContext;
 use crate::error::{ApiError, Overflow};
-use crate::memory_budget::TOKENIZING;
 use crate::model::sampler_chain::BreakerCache;
-use kvasir_chat::{ChatModel, VocabularyFacts};
+use kvasir_chat::{ChatModel, RemoteTokenizer, TokenizerStatus, VocabularyFacts};
 use kvasir_kv::Token;
 use kvasir_sample::Sampling;
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 /// Size in bytes from which a text is checked against the context before it is tokenized, and its
 /// tokenization is charged.
 const LONG_TEXT: usize = 64 << 10;
-/// Working memory of a tokenization per byte of text, measured with `tokenizers` on texts of one
-/// token per character.
-const BYTES_PER_TEXT_BYTE: usize = 176;
 
 /// Description of a model for lists and pages; nothing depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,12 +108,29 @@ pub struct Model {
     /// Its tokenizer, chat template and dialects.
     pub chat: ChatModel,
     breakers: BreakerCache,
+    /// Tokenizer processes; without them, this process tokenizes and detokenizes.
+    remote: Option<Arc<dyn RemoteTokenizer>>,
 }
 
 impl Model {
     /// Combines a chat model with its public name and facts.
     pub fn new(name: String, chat: ChatModel, facts: Facts) -> Self {
-        Self { name, facts, chat, breakers: BreakerCache::default() }
+        Self { name, facts, chat, breakers: BreakerCache::default(), remote: None }
+    }
+
+    /// Tokenizes and detokenizes in other processes.
+    pub fn with_remote_tokenizer(self, remote: Arc<dyn RemoteTokenizer>) -> Self {
+        Self { remote: Some(remote), ..self }
+    }
+
+    /// Status of the tokenizer processes; `None` without them.
+    pub fn tokenizer_status(&self) -> Option<Vec<TokenizerStatus>> {
+        self.remote.as_ref().map(|remote| remote.status())
+    }
+
+    /// Whether any tokenizer process is not ready. False without them.
+    pub(crate) fn lacks_tokenizer(&self) -> bool {
+        self.tokenizer_status().unwrap_or_default().iter().any(|status| !status.is_ready)
     }
 
     /// Rejects a text whose bytes alone make it longer than the context, without encoding it.
@@ -131,44 +145,5 @@ impl Model {
         }
         let size = format!("`{param}` has {} bytes and so at least {prompt} tokens", text.len());
         Err(ApiError::beyond_context(param, size, Overflow { prompt, requested: None, limit }))
-    }
-
-    /// Tokenizes a text. Ends with an error when the client of this request leaves.
-    ///
-    /// Fails for a text that needs more working memory than a tenant may hold; waits while others use it.
-    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
-        let gone = RequestContext::current().gone.clone();
-        let mut memory = TOKENIZING.hold();
-        if text.len() >= LONG_TEXT {
-            let most = TOKENIZING.tenant_bytes() / BYTES_PER_TEXT_BYTE;
-            if text.len() > most {
-                let why = format!("`prompt` has {} bytes; at most {most} are tokenized at once", text.len());
-                return Err(ApiError::too_long("prompt", why));
-            }
-            memory.wait_to_grow(text.len() * BYTES_PER_TEXT_BYTE, &gone)?;
-        }
-        let ids = self.chat.tokenizer().encode_cancelable(text, add_special, &gone);
-        ids.map_err(|e| ApiError::param("prompt", e.to_string()))
-    }
-
-    /// Tokenizes a predicted output, up to the context length: no answer is longer.
-    pub fn encode_prediction(&self, text: &str) -> Result<Vec<Token>, ApiError> {
-        self.check_bytes("prediction", text)?;
-        let encoded = self.encode(text, false);
-        let mut ids = encoded.map_err(|error| ApiError { param: Some("prediction".into()), ..error })?;
-        ids.truncate(self.facts.max_len as usize);
-        // The rest is not kept for as long as the request runs.
-        ids.shrink_to_fit();
-        Ok(ids)
-    }
-
-    /// A token as the vocabulary spells it.
-    pub fn id_to_token(&self, token: Token) -> Option<String> {
-        self.chat.tokenizer().id_to_token(token)
-    }
-
-    /// A token's bytes.
-    pub fn token_bytes(&self, token: Token) -> Vec<u8> {
-        self.chat.tokenizer().bytes(token).unwrap_or_default()
     }
 }

@@ -93,6 +93,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     get("/v1/admin/pins", "Lists the pinned prefixes of all keys, for an admin's key"),
     delete("/v1/admin/pins", "Ends the pinned prefixes of all keys, for an admin's key"),
     delete("/v1/admin/pins/{id}", "Ends a pinned prefix of any key, for an admin's key"),
+    get("/v1/admin/tokenizers", "Lists the tokenizer processes, for an admin's key"),
     get("/v1/admin/replicas", "Lists the replicas of the engine, for an admin's key"),
     post("/v1/admin/replicas/{id}/drain", "Moves all requests off a replica, for an admin's key", &[]),
     post(

@@ -1,7 +1,7 @@
 //! One answer's pipeline: tokens → detokenizer → output parsing → deltas, log-probabilities and
 //! usage.
 //!
-//! `AnswerStream::next` consumes up to [`MAX_INCREMENT_TOKENS`] tokens of a backlog as one
+//! `AnswerStream::next` detokenizes and consumes up to [`MAX_INCREMENT_TOKENS`] tokens of a backlog as one
 //! increment, so a slow client gets larger increments, not more. After a stop sequence, further
 //! tokens are ignored and the engine is told to stop. Log-probabilities are released with the text
 //! they belong to.
@@ -12,11 +12,11 @@ use crate::host::errors::failure;
 use crate::host::request_output::RequestOutput;
 use crate::http::answers::progress::{Progress, PromptProgress};
 use crate::model::Model;
+use crate::model::text::AnswerDetokenizer;
 use crate::request::body::heap_bytes;
 use crate::request::output_fields::OutputFields;
 use crate::session::recorder::TurnRecorder;
 use kvasir_chat::Delta;
-use kvasir_chat::Detokenizer;
 use kvasir_chat::{Choice, ParseOptions};
 use kvasir_engine::{Finish, Summary};
 use kvasir_exec::TokenLogprobs;
@@ -38,7 +38,9 @@ pub struct AnswerStream {
     output: RequestOutput,
     /// Number of tokens of `output` that increments have consumed.
     consumed: usize,
-    detokenizer: Detokenizer,
+    detokenizer: AnswerDetokenizer,
+    /// Texts of the tokens of an increment; its memory is reused.
+    texts: Vec<String>,
     choice: Choice,
     /// When the request was submitted, and when its first token came.
     submitted: Instant,
@@ -183,13 +185,14 @@ impl AnswerStream {
         written: OutputFields,
     ) -> Self {
         let marked = options.calls.is_some() || options.reasoning.is_some() || !written.separate_reasoning;
-        let detokenizer = model.chat.detokenizer(marked, options.continues, written.skip_special_tokens);
+        let detokenizer = model.detokenizer(marked, options.continues, written.skip_special_tokens);
         Self {
             model,
             answers,
             output: RequestOutput::default(),
             consumed: 0,
             detokenizer,
+            texts: Vec::new(),
             choice: Choice::new(options),
             submitted: Instant::now(),
             first_token: None,
@@ -235,6 +238,16 @@ impl AnswerStream {
             let count = output.tokens.len();
             let range = self.consumed..count.min(self.consumed + MAX_INCREMENT_TOKENS);
             self.consumed = range.end;
+            // The token that ends an answer is no part of its text.
+            let ends_here = ends_by_token && range.end == count && !self.written.include_stop;
+            let text_end = if ends_here { range.end.saturating_sub(1) } else { range.end };
+            let mut texts = std::mem::take(&mut self.texts);
+            // A stream that has stopped ignores further tokens.
+            if self.choice.stopped().is_none() {
+                let with_text = output.tokens.get(range.start..text_end).unwrap_or_default();
+                self.detokenizer.push(with_text, &mut texts).await?;
+            }
+            let mut texts_left = texts.drain(..);
             for i in range {
                 let token = output.tokens[i];
                 // Tokens after a stop sequence were in flight when it was found.
@@ -248,13 +261,7 @@ impl AnswerStream {
                 if self.written.token_ids {
                     self.ids.push(token);
                 }
-                // The token that ends an answer is no part of its text.
-                let is_end = ends_by_token && i + 1 == count;
-                let text = if is_end && !self.written.include_stop {
-                    String::new()
-                } else {
-                    self.detokenizer.push(token)
-                };
+                let text = texts_left.next().unwrap_or_default();
                 let logprobs = output.logprobs.get(i);
                 self.logprobs.extend(logprobs.map(|l| (self.text, self.logprob(token, l))));
                 self.text += text.len();
@@ -267,6 +274,8 @@ impl AnswerStream {
                     self.answers.stop_at(self.tokens);
                 }
             }
+            drop(texts_left);
+            self.texts = texts;
             let ended = output.ended.filter(|_| self.consumed == count);
             self.output = output;
             if let Some(summary) = ended {

@@ -104,8 +104,8 @@ impl Completion {
         } else {
             Vec::new()
         };
-        let echo = |prompt| if request.echo { prompt_text(&model, prompt) } else { String::new() };
-        let echoed: Vec<String> = request.prompts.iter().map(echo).collect();
+        let echo = |prompt| if request.echo { prompt_text(&model, prompt) } else { Ok(String::new()) };
+        let echoed = request.prompts.iter().map(echo).collect::<Result<Vec<String>, ApiError>>()?;
         let lengths: Vec<u32> =
             submissions.iter().map(|submission| submission.request.prompt.len() as u32).collect();
         let n = request.sampling.n as usize;
@@ -269,10 +269,10 @@ impl Whole {
     }
 }
 
-fn prompt_text(model: &Model, prompt: &Prompt) -> String {
+fn prompt_text(model: &Model, prompt: &Prompt) -> Result<String, ApiError> {
     match prompt {
-        Prompt::Text(text) => text.clone(),
-        Prompt::Ids(ids) => model.chat.decode(ids),
+        Prompt::Text(text) => Ok(text.clone()),
+        Prompt::Ids(ids) => model.decode(ids),
         Prompt::Sequence(parts) => parts.iter().map(|part| prompt_text(model, part)).collect(),
     }
 }

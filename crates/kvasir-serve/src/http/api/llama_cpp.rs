@@ -110,7 +110,7 @@ pub(crate) async fn apply_template(
         app.model_names().check(body.text("model")?)?;
         let facts = &app.model.facts;
         let ids = app.model.chat_prompt(&ChatRequest::read(&body, &facts.sampling, facts.vocab)?)?;
-        JsonAnswer::of(&json!({"prompt": app.model.chat.decode(&ids)}))
+        JsonAnswer::of(&json!({"prompt": app.model.decode(&ids)?}))
     });
     answer.await
 }

@@ -21,5 +21,6 @@ pub(crate) mod sessions;
 pub(crate) mod slots;
 pub(crate) mod status;
 pub(crate) mod steps;
+pub(crate) mod tokenizers;
 pub(crate) mod tokens;
 pub(crate) mod web_ui;

@@ -109,7 +109,7 @@ fn truncated(app: &App, documents: Vec<String>, max_tokens: usize) -> Result<Vec
             return Ok(text);
         }
         let ids = app.model.encode(&text, false)?;
-        Ok(if ids.len() <= max_tokens { text } else { app.model.chat.decode(&ids[..max_tokens]) })
+        Ok(if ids.len() <= max_tokens { text } else { app.model.decode(&ids[..max_tokens])? })
     };
     documents.into_iter().map(truncate).collect()
 }

@@ -3,6 +3,7 @@
 use crate::error::ApiError;
 use crate::http::app::App;
 use crate::http::error_response::ANTHROPIC_VERSION;
+use crate::metrics::page::ProcessStatus;
 use crate::metrics::process;
 use crate::timestamp::rfc3339;
 use axum::{
@@ -18,10 +19,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// Readiness probe: the engine's thread runs, and completes steps while answers are pending.
+/// Readiness probe: the engine's thread runs, and completes steps while answers are pending. Degraded if
+/// a process beside the server's is not ready.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     match app.host.why_not_ready() {
-        None if app.host.is_degraded() => Ok(Json(json!({"status": "degraded"}))),
+        None if app.host.is_degraded() || app.model.lacks_tokenizer() => {
+            Ok(Json(json!({"status": "degraded"})))
+        }
         None => Ok(Json(json!({"status": "ok"}))),
         Some(why) => Err(ApiError::unavailable(why)),
     }
@@ -35,7 +39,9 @@ pub(crate) async fn version() -> Json<Value> {
 /// Prometheus metrics.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let replicas = app.host.replicas().map(Replicas::status).unwrap_or_default();
-    let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open(), &replicas);
+    let tokenizers = app.model.tokenizer_status().unwrap_or_default();
+    let processes = ProcessStatus { replicas: &replicas, tokenizers: &tokenizers };
+    let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open(), processes);
     process::append(&mut text);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

@@ -140,7 +140,7 @@ pub(crate) async fn detokenize(
     let answer = app.run_work(body.cost(), move |app| {
         let ids = ids(app, &body.reader())?;
         drop(body);
-        let text = app.model.chat.decode(&ids);
+        let text = app.model.decode(&ids)?;
         JsonAnswer::of(&json!({"prompt": text, "content": text}))
     });
     answer.await

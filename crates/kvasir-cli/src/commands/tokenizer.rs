@@ -1,0 +1,54 @@
+//! `kvasir tokenizer`: one tokenizer process of `serve --tokenizer-processes`. `serve` passes its own
+//! arguments to it, so both parse the same options.
+
+use crate::commands::{Command, CommandLine};
+use crate::io::failure::Failure;
+use crate::startup::build_model;
+use crate::startup::tokenizers::{TokenizerStart, tokenizer_identity};
+use kvasir_fleet::{TokenizerProcessConfig, run_tokenizer};
+use std::{env, ffi::OsString, process::ExitCode};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Index of the tokenizer process
+    #[arg(long)]
+    tokenizer: u32,
+    /// Number of earlier processes with this index
+    #[arg(long)]
+    generation: u32,
+    /// Arguments of the server, its name first
+    #[arg(last = true)]
+    arguments: Vec<OsString>,
+}
+
+/// The command that starts `processes` tokenizers of a `serve` with these arguments.
+pub(crate) fn command(processes: usize, arguments: Vec<OsString>) -> Result<TokenizerStart, Failure> {
+    let program = env::current_exe().map_err(Failure::failed)?;
+    let arguments = Box::new(move |tokenizer: u32, generation: u32| {
+        let own = ["tokenizer".into(), "--tokenizer".into(), tokenizer.to_string().into()];
+        let generation = ["--generation".into(), generation.to_string().into(), "--".into()];
+        own.into_iter().chain(generation).chain(arguments.iter().cloned()).collect()
+    });
+    Ok(TokenizerStart { processes, program, arguments })
+}
+
+impl Args {
+    /// Runs the jobs of the server process until that ends.
+    pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
+        let Command::Serve(serve) = (line.parse)(self.arguments)? else {
+            return Err(Failure::usage(
+                "`tokenizer` needs the arguments of `kvasir serve` after `--`; \
+                 use `kvasir serve --tokenizer-processes N`",
+            ));
+        };
+        let (model, _, sampling_args, _) = serve.for_worker();
+        let opened = model.open()?;
+        // Nothing that a tokenizer does depends on the context length or the backend.
+        let chat = build_model(String::new(), &opened, false, &sampling_args, None, 0)?.chat;
+        let identity = tokenizer_identity(&opened, &chat);
+        let Self { tokenizer, generation, .. } = self;
+        run_tokenizer(TokenizerProcessConfig { tokenizer, generation, identity, chat })
+            .map_err(Failure::failed)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,54 @@
+//! Starts the tokenizer processes of a server.
+
+use crate::io::failure::Failure;
+use crate::options::reports::log_of_processes;
+use kvasir::OpenedModel;
+use kvasir_chat::ChatModel;
+use kvasir_fleet::{Identity, TokenizerArguments, TokenizerConfig, TokenizerPool};
+use kvasir_serve::{model::Model, report::Reports};
+use std::{path::PathBuf, sync::Arc};
+
+/// Number of tokenizer processes, and the command that starts one.
+pub(crate) struct TokenizerStart {
+    pub(crate) processes: usize,
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: TokenizerArguments,
+}
+
+impl TokenizerStart {
+    /// Starts the processes, which tokenize for `served` from then on.
+    fn start(
+        self,
+        opened: &OpenedModel,
+        served: Model,
+        reports: &Arc<Reports>,
+    ) -> Result<(Model, TokenizerPool), Failure> {
+        let Self { processes, program, arguments } = self;
+        let identity = tokenizer_identity(opened, &served.chat);
+        let on_log = log_of_processes(reports);
+        let config = TokenizerConfig { processes, program, arguments, identity, on_log };
+        let pool = TokenizerPool::start(config).map_err(Failure::failed)?;
+        Ok((served.with_remote_tokenizer(Arc::new(pool.client())), pool))
+    }
+}
+
+/// Identity that the server process compares with that of a tokenizer process: version, model, and
+/// all that its results depend on.
+pub(crate) fn tokenizer_identity(opened: &OpenedModel, chat: &ChatModel) -> Identity {
+    Identity {
+        version: env!("CARGO_PKG_VERSION").into(),
+        model: opened.checkpoint.fingerprint(),
+        options: chat.fingerprint(),
+    }
+}
+
+/// Starts the tokenizer processes, if any, for `served`.
+pub(super) fn start_tokenizers(
+    start: Option<TokenizerStart>,
+    opened: &OpenedModel,
+    served: Model,
+    reports: &Arc<Reports>,
+) -> Result<(Model, Option<TokenizerPool>), Failure> {
+    let Some(start) = start else { return Ok((served, None)) };
+    start.start(opened, served, reports).map(|(served, pool)| (served, Some(pool)))
+}

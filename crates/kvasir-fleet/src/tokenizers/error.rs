@@ -1,0 +1,43 @@
+//! [`TokenizerError`]: why tokenizer processes cannot start, or one of them has failed.
+
+use std::{fmt, io};
+
+/// Why tokenizer processes cannot start, or one of them has failed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// A socket, a process or a thread cannot be created.
+    Io(io::Error),
+    /// A process ended before it was ready.
+    Ended {
+        /// Index of the process.
+        tokenizer: usize,
+        /// How it ended.
+        why: String,
+    },
+    /// A process does not match the front's identity.
+    Refused {
+        /// What differs.
+        why: String,
+    },
+}
+
+impl fmt::Display for TokenizerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => write!(f, "tokenizer processes: {error}"),
+            Self::Ended { tokenizer, why } => {
+                write!(f, "tokenizer process {tokenizer} could not start: {why}")
+            }
+            Self::Refused { why } => write!(f, "a tokenizer process does not match the server: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for TokenizerError {}
+
+impl From<io::Error> for TokenizerError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}

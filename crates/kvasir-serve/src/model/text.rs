@@ -1,0 +1,117 @@
+//! Tokenization and detokenization, in this process or in tokenizer processes. The text is the
+//! same, byte for byte.
+
+use crate::context::request_context::RequestContext;
+use crate::error::ApiError;
+use crate::memory_budget::TOKENIZING;
+use crate::model::{LONG_TEXT, Model};
+use kvasir_chat::{Detokenizer, DetokenizerState, RemoteTokenizer, RemoteTokenizerError};
+use kvasir_kv::Token;
+use std::sync::Arc;
+
+/// Working memory of a tokenization per byte of text, measured with `tokenizers` on texts of one
+/// token per character.
+const BYTES_PER_TEXT_BYTE: usize = 176;
+
+impl Model {
+    /// Tokenizes a text. Ends with an error when the client of this request leaves.
+    ///
+    /// Fails for a text that needs more working memory than a tenant may hold; waits while others use it.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
+        let gone = RequestContext::current().gone.clone();
+        let mut memory = TOKENIZING.hold();
+        if text.len() >= LONG_TEXT {
+            let most = TOKENIZING.tenant_bytes() / BYTES_PER_TEXT_BYTE;
+            if text.len() > most {
+                let why = format!("`prompt` has {} bytes; at most {most} are tokenized at once", text.len());
+                return Err(ApiError::too_long("prompt", why));
+            }
+            memory.wait_to_grow(text.len() * BYTES_PER_TEXT_BYTE, &gone)?;
+        }
+        match &self.remote {
+            Some(remote) => remote.encode(text, add_special, &gone).map_err(failure),
+            None => {
+                let ids = self.chat.tokenizer().encode_cancelable(text, add_special, &gone);
+                ids.map_err(|e| ApiError::param("prompt", e.to_string()))
+            }
+        }
+    }
+
+    /// Detokenizes ids. Ends with an error when the client of this request leaves.
+    pub(crate) fn decode(&self, ids: &[Token]) -> Result<String, ApiError> {
+        match &self.remote {
+            Some(remote) => remote.decode(ids, &RequestContext::current().gone).map_err(failure),
+            None => Ok(self.chat.decode(ids)),
+        }
+    }
+
+    /// Detokenizer of an answer; see [`kvasir_chat::ChatModel::detokenizer`].
+    pub(crate) fn detokenizer(&self, marked: bool, continues: bool, skip_special: bool) -> AnswerDetokenizer {
+        match &self.remote {
+            Some(remote) => AnswerDetokenizer::Remote {
+                remote: Arc::clone(remote),
+                state: DetokenizerState::new(marked, continues, skip_special),
+            },
+            None => AnswerDetokenizer::Local(self.chat.detokenizer(marked, continues, skip_special)),
+        }
+    }
+
+    /// Tokenizes a predicted output, up to the context length: no answer is longer.
+    pub fn encode_prediction(&self, text: &str) -> Result<Vec<Token>, ApiError> {
+        self.check_bytes("prediction", text)?;
+        let encoded = self.encode(text, false);
+        let mut ids = encoded.map_err(|error| ApiError { param: Some("prediction".into()), ..error })?;
+        ids.truncate(self.facts.max_len as usize);
+        // The rest is not kept for as long as the request runs.
+        ids.shrink_to_fit();
+        Ok(ids)
+    }
+
+    /// A token as the vocabulary spells it.
+    pub fn id_to_token(&self, token: Token) -> Option<String> {
+        self.chat.tokenizer().id_to_token(token)
+    }
+
+    /// A token's bytes.
+    pub fn token_bytes(&self, token: Token) -> Vec<u8> {
+        self.chat.tokenizer().bytes(token).unwrap_or_default()
+    }
+}
+
+fn failure(error: RemoteTokenizerError) -> ApiError {
+    match error {
+        RemoteTokenizerError::Refused(why) => ApiError::param("prompt", why),
+        error => ApiError::unavailable(error.to_string()),
+    }
+}
+
+/// Streaming detokenizer of one answer.
+pub(crate) enum AnswerDetokenizer {
+    Local(Detokenizer),
+    Remote { remote: Arc<dyn RemoteTokenizer>, state: DetokenizerState },
+}
+
+impl AnswerDetokenizer {
+    /// Feeds tokens; appends the text that each completes to `texts`.
+    pub(crate) async fn push(&mut self, tokens: &[Token], texts: &mut Vec<String>) -> Result<(), ApiError> {
+        match self {
+            Self::Local(detokenizer) => texts.extend(tokens.iter().map(|token| detokenizer.push(*token))),
+            // The last token of an answer may have no text.
+            Self::Remote { .. } if tokens.is_empty() => {}
+            Self::Remote { remote, state } => {
+                let detokenized = remote.detokenize(state.clone(), tokens.into()).await.map_err(failure)?;
+                *state = detokenized.state;
+                texts.extend(detokenized.texts);
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes incomplete bytes at the end.
+    pub(crate) fn finish(&mut self) -> String {
+        match self {
+            Self::Local(detokenizer) => detokenizer.finish(),
+            Self::Remote { state, .. } => state.finish(),
+        }
+    }
+}
