@@ -95,6 +95,10 @@ fn killing_workers_changes_no_answer() {
     let requests: Vec<_> = (0..64).map(|number| request(number, 100)).collect();
     let expected = answer_all(&serve("experts-alone", "mixtral", &ONE, &[]), &requests, |_| {});
     let fleet = Fleet { server: serve("experts-killed", "mixtral", &TWO, &[]) };
+    for process in fleet.processes() {
+        let command = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap();
+        assert!(command.split('\0').any(|argument| argument == "--experts-memory"), "{command}");
+    }
     fleet.survive_kills(&requests, &expected, || fleet.processes());
 }
 
