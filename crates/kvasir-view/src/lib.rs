@@ -14,7 +14,7 @@
 //!
 //! - `setup`: the configuration. `policy`, `cache`, `block_size`, `capacity` in slots,
 //!   `dummy_blocks`, `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`, `chunk_size`,
-//!   `max_batch_tkv`, `rectangular`, `device`, `notes`.
+//!   `max_batch_tkv`, `rectangular`, `device`, `replicas`, `route`, `roles`, `tp`, `failures`, `notes`.
 //! - `names`: `[tag, name]` pairs.
 //! - `first`: number of steps omitted before the first of `steps`.
 //! - `total`: number of steps in the run.

@@ -285,7 +285,7 @@ function seriesOf(model) {
 }
 
 function setupChips(setup) {
-  const names = [["policy", ""], ["cache", ""], ["device", ""], ["block_size", "block "], ["chunk_size", "chunk "], ["max_model_len", "length "], ["max_num_seqs", "sequences "], ["max_num_batched_tokens", "budget "], ["max_batch_tkv", "volume "]];
+  const names = [["policy", ""], ["cache", ""], ["device", ""], ["replicas", "replicas "], ["route", "route "], ["roles", "prefill : decode "], ["tp", "ranks "], ["failures", "failures "], ["block_size", "block "], ["chunk_size", "chunk "], ["max_model_len", "length "], ["max_num_seqs", "sequences "], ["max_num_batched_tokens", "budget "], ["max_batch_tkv", "volume "]];
   const chips = names.filter(([key]) => setup[key] != null).map(([key, word]) => `<span>${word}<b>${escapeHtml(typeof setup[key] === "number" ? count(setup[key]) : setup[key])}</b></span>`);
   for (const note of setup.notes ?? []) chips.push(`<span class="note">${escapeHtml(note)}</span>`);
   return chips.join("");

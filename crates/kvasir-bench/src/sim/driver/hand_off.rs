@@ -3,8 +3,9 @@
 //!
 //! Blocks, their export and import, and the routing are those of `kvasir serve --role`; the time of a
 //! transfer is that of [`ReplicaLinks`](crate::sim::links::ReplicaLinks). A transfer begins when the
-//! step that computed its blocks ends, so it overlaps with later chunks. A request arrives at its
-//! target after its last transfer. The target computes what was not sent, lost or refused.
+//! step that computed its blocks ends, so it overlaps with later chunks. The sender decodes the request
+//! until its last transfer has arrived; then the request moves. Its target computes what was not sent,
+//! lost or refused.
 
 use crate::sim::driver::placement::WaitingRequest;
 use crate::sim::driver::{Driver, FleetEvent};
@@ -80,7 +81,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Moves the requests of a replica whose prompts are exported and that have a token.
+    /// Moves the requests of a replica that have a token, and whose K and V have arrived.
     pub(super) fn hand_off_exported(&mut self, index: usize) {
         for id in std::mem::take(&mut self.replicas[index].exported) {
             self.hand_off(index, id);
@@ -93,7 +94,7 @@ impl Driver<'_> {
         else {
             return;
         };
-        if sequence.outputs_len() == 0 {
+        if sequence.outputs_len() == 0 || open.transferred_at > self.now {
             return replica.exported.push(id);
         }
         let tokens = u64::from(sequence.prompt_len() + sequence.outputs_len());
@@ -104,7 +105,7 @@ impl Driver<'_> {
         let mut history = open.history;
         let arrived = sequence.timings().arrived;
         let hit = sequence.hit();
-        let at = open.transferred_at.max(self.now + self.links.as_ref().map_or(0, |links| links.latency()));
+        let at = self.now + self.links.as_ref().map_or(0, |links| links.latency());
         let last_token = replica.last_token(id);
         let Some(sequence) = replica.engine.core().sequence(id) else { return };
         let request = history.end_run(sequence, last_token, self.now);
