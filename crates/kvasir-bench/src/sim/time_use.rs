@@ -124,9 +124,8 @@ impl RoleTime {
         let mut lines = vec![("time of replicas", times.iter().map(heading).collect())];
         let columns: Vec<_> = times.iter().map(|time| (time.seconds.parts(), time.seconds.total())).collect();
         for (i, (name, _)) in TimeUse::default().parts().into_iter().enumerate() {
-            let share = |(parts, total): &([(&str, f64); 11], f64)| match *total > 0.0 {
-                true => parts[i].1 / total * 100.0,
-                false => 0.0,
+            let share = |(parts, total): &([(&str, f64); 11], f64)| {
+                if *total > 0.0 { parts[i].1 / total * 100.0 } else { 0.0 }
             };
             // What rounds to 0.00 % is left out.
             if columns.iter().any(|column| share(column) >= 0.005) {
