@@ -60,6 +60,7 @@ fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
         seq: SeqId(p.seq),
         redirected: p.redirected,
         tokens: p.tokens.len() as u32 - p.redirected,
+        drafts: 0,
     };
     let mut step = Step::default();
     cache.claim(StepId(id), &parts.iter().map(claim).collect::<Vec<_>>()).unwrap();

@@ -169,17 +169,20 @@ impl Victims for Contiguous {
 }
 
 impl Rewind for Contiguous {
-    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
+    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+        let length = self.claimed_len(seq)?;
         let lost = self.shape.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.single.peak()));
         // A rewind to the current length drops nothing and is always possible.
-        Ok(lost.min(self.claimed_len(seq)?))
+        let lowest = lost.min(length);
+        if (lowest..=length).contains(&to) {
+            Ok(to)
+        } else {
+            Err(CacheError::RewindOutOfRange { to, lowest, length })
+        }
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
-        let (length, lowest) = (self.claimed_len(seq)?, self.lowest_rewind(seq)?);
-        if to < lowest || to > length {
-            return Err(CacheError::RewindOutOfRange { to, lowest, length });
-        }
+        self.rewind_floor(seq, to)?;
         self.single.rewind(to);
         Ok(())
     }

@@ -40,13 +40,14 @@
 //! 4. `blocks`: paged attention over two prefix-cache indices, `paged` (hash chain, LRU) and
 //!    `radix` (radix tree).
 //! 5. `prefixed`: a frozen shared prefix in a pool of its own, as cascade attention reads it.
-//! 6. `registry`: caches built by kind.
+//! 6. `grouped`: a cache with recurrent states beside its K/V, and their checkpoints.
+//! 7. `registry`: caches built by kind.
 //!
 //! `metadata` stands beside: the KV cache shape per layer, as model files state it.
 //!
 //! Must not know: a tensor, a clock, IO, a thread or a global. Guarded by the model-based tests in
 //! `tests/` (`random_operations.rs`, `shadow/`, `prefix_model.rs`, `radix_model.rs`, `victims.rs`,
-//! `prefixed.rs`) and by `benches/blocks.rs`.
+//! `prefixed.rs`, `states/`) and by `benches/blocks.rs`.
 
 #![forbid(unsafe_code)]
 
@@ -54,6 +55,7 @@ pub mod blocks;
 mod cells;
 mod contiguous;
 pub(crate) mod contract;
+mod grouped;
 mod metadata;
 mod prefixed;
 mod registry;
@@ -70,9 +72,10 @@ pub use crate::cells::Cells;
 pub use crate::contiguous::Contiguous;
 pub use crate::contract::cache::{Cache, CacheShape, ClaimRow};
 pub use crate::contract::capabilities::{
-    Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
+    Anchors, Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
 pub use crate::contract::error::CacheError;
+pub use crate::contract::group::{Anchor, GroupId, GroupKind, Groups, StateConfig, StateCosts};
 pub use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
 pub use crate::contract::kind::{CacheKind, Capability};
 pub use crate::contract::kv_event::KvEvent;

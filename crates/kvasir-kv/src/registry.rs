@@ -10,8 +10,10 @@ use crate::cells::Cells;
 use crate::contiguous::Contiguous;
 use crate::contract::cache::Cache;
 use crate::contract::error::CacheError;
+use crate::contract::group::StateConfig;
 use crate::contract::kind::CacheKind;
 use crate::contract::rings::Rings;
+use crate::grouped::Grouped;
 use crate::tree::TreeCache;
 
 /// Run-time configuration of a cache. The KV shape and the storage type belong to the pool, not
@@ -30,13 +32,15 @@ pub struct CacheConfig {
     pub dummy: bool,
     /// Ring buffers of sliding-window layers, for `contiguous`.
     pub rings: Option<Rings>,
+    /// The recurrent states of the model, if it has any.
+    pub states: Option<StateConfig>,
 }
 
 impl CacheConfig {
     /// Default configuration with `capacity` slots.
     pub fn new(capacity: u32) -> Self {
         let BlockConfig { block_size, max_sequences, sharing, dummy, .. } = BlockConfig::default();
-        Self { capacity, max_sequences, block_size, sharing, dummy, rings: None }
+        Self { capacity, max_sequences, block_size, sharing, dummy, rings: None, states: None }
     }
 
     fn blocks(&self) -> Result<BlockConfig, CacheError> {
@@ -52,7 +56,10 @@ pub fn build(kind: CacheKind, config: &CacheConfig) -> Result<Box<dyn Cache>, Ca
     if config.rings.is_some() && kind != CacheKind::Contiguous {
         return Err(CacheError::BadConfig("only a contiguous cache takes rings"));
     }
-    Ok(match kind {
+    if config.rings.is_some() && config.states.is_some() {
+        return Err(CacheError::BadConfig("a cache with rings keeps no recurrent states"));
+    }
+    let primary: Box<dyn Cache> = match kind {
         CacheKind::Contiguous => match &config.rings {
             Some(rings) => Box::new(Contiguous::with_rings(config.capacity, rings.clone())),
             None => Box::new(Contiguous::new(config.capacity)),
@@ -61,7 +68,11 @@ pub fn build(kind: CacheKind, config: &CacheConfig) -> Result<Box<dyn Cache>, Ca
         CacheKind::Tree => Box::new(TreeCache::new(config.capacity)),
         CacheKind::Paged => Box::new(Paged::new(config.blocks()?)?),
         CacheKind::Radix => Box::new(Radix::new(config.blocks()?)?),
-    })
+    };
+    match config.states {
+        Some(states) => Ok(Box::new(Grouped::new(primary, states)?)),
+        None => Ok(primary),
+    }
 }
 
 #[cfg(test)]

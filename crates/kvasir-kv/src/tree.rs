@@ -226,14 +226,17 @@ impl Victims for TreeCache {
 }
 
 impl Rewind for TreeCache {
-    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         let length = self.claimed_len(seq)?;
+        if to > length { Err(CacheError::RewindOutOfRange { to, lowest: 0, length }) } else { Ok(to) }
+    }
+
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        self.single.check_seq(seq)?;
         if !self.nodes.is_idle() {
             return Err(CacheError::Unsettled);
         }
-        if to > length {
-            return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
-        }
+        self.rewind_floor(seq, to)?;
         self.single.rewind(to);
         Ok(())
     }

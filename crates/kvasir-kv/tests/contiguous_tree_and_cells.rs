@@ -9,8 +9,8 @@ mod common;
 
 use common::{meaning, plan_of};
 use kvasir_kv::{
-    Cache, CacheError, Cells, ClaimRow, Contiguous, Inspect, Layout, Lowering, Mask, MemoryHints, Plan,
-    PlanKind, PoolId, Rings, SeqId, SlotCopy, StepId, TreeCache,
+    Cache, CacheError, Cells, ClaimRow, Contiguous, GroupId, Inspect, Layout, Lowering, Mask, MemoryHints,
+    Plan, PlanKind, PoolId, Rings, SeqId, SlotCopy, StepId, TreeCache,
 };
 use kvasir_testkit::Random;
 
@@ -136,7 +136,7 @@ fn writes_append_at_the_length() {
     assert_eq!(rewind, Err(CacheError::RewindOutOfRange { to: 4, lowest: 0, length: 3 }));
     assert_eq!(
         cache.claim(StepId(2), &[ClaimRow::new(seq, 6)]),
-        Err(CacheError::Full { needed: 6, available: 5 })
+        Err(CacheError::Full { group: GroupId::FULL, needed: 6, available: 5 })
     );
     assert_eq!(cache.claim(StepId(2), &[ClaimRow::new(seq, 0)]), Err(CacheError::BadClaim));
     assert_eq!(cache.open(), Err(CacheError::TooManySequences));
@@ -152,7 +152,7 @@ fn slots_closed_during_a_step_are_leased_until_it_ends() {
     assert_eq!(cache.usage().leased, 8);
     assert_eq!(
         cache.claim(StepId(2), &[ClaimRow::new(new, 1)]),
-        Err(CacheError::Full { needed: 1, available: 0 })
+        Err(CacheError::Full { group: GroupId::FULL, needed: 1, available: 0 })
     );
     cache.retire(StepId(1)).unwrap();
     assert_eq!((cache.len(new), cache.usage().free), (Ok(0), 8));

@@ -47,6 +47,7 @@ fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
         seq: SeqId(p.seq),
         redirected: p.redirected,
         tokens: p.tokens.len() as u32 - p.redirected,
+        drafts: 0,
     };
     let claims: Vec<ClaimRow> = parts.iter().map(claim).collect();
     let mut step = Step::default();

@@ -291,7 +291,8 @@ impl Manager {
             self.row(case, row)?;
         }
         let seqs = rows.iter().filter_map(|row| self.rows.get(row));
-        let claims: Vec<_> = seqs.map(|row| ClaimRow { seq: row.seq, redirected: 1, tokens: 0 }).collect();
+        let claims: Vec<_> =
+            seqs.map(|row| ClaimRow { redirected: 1, ..ClaimRow::new(row.seq, 0) }).collect();
         self.step += 1;
         let step = StepId(self.step);
         if let Err(error) = self.cache.claim(step, &claims) {

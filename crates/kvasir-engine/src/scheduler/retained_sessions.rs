@@ -171,6 +171,7 @@ impl RetainedSessions {
     pub(crate) fn retain(&mut self, cache: &mut dyn Cache, sequence: &mut Sequence, steps_in_flight: u32) {
         let (Some(session), Some(seq)) = (sequence.cold.params.session, sequence.cache) else { return };
         let len = sequence.cold.gaps.whole_blocks(sequence.computed.min(sequence.tokens.len()), self.block);
+        let len = self.rewindable(cache, seq, &sequence.cold.gaps, len);
         // Slots that a pending copy has yet to fill are not valid.
         if len == 0 || sequence.copies != SlotCopies::None {
             return;
@@ -206,7 +207,10 @@ impl RetainedSessions {
             let len = sequence.cold.gaps.whole_blocks(len, self.block);
             let Some(into) = (len > 0).then(|| cache.open().ok()).flatten() else { continue };
             let copied = cache.sequences().and_then(|capability| capability.copy(seq, into, 0..len));
-            if copied.is_err() || cache.claimed_len(into) != Ok(len) {
+            // With recurrent states, the copy ends at their last checkpoint.
+            let len = cache.claimed_len(into).map_or(0, |len| Gaps::default().whole_blocks(len, self.block));
+            let exact = cache.rewind().and_then(|capability| capability.rewind_to(into, len));
+            if copied.is_err() || exact.is_err() || len == 0 {
                 let closed = cache.close(into);
                 debug_assert!(closed.is_ok(), "{closed:?}");
                 continue;
@@ -264,14 +268,21 @@ impl RetainedSessions {
     ) -> u32 {
         let Some(retained) = self.of(sequence) else { return 0 };
         let hit = retained.gaps.whole_blocks(self.hit(sequence).min(limit), self.block);
-        if hit == 0 || hit < prefix_hit {
-            return 0;
-        }
-        if hit as usize == retained.tokens.len() {
-            return hit;
-        }
-        let lowest = cache.rewind().and_then(|capability| capability.lowest_rewind(retained.seq));
-        if lowest.is_ok_and(|lowest| lowest <= retained.gaps.position(hit)) { hit } else { 0 }
+        let hit = if hit > 0 && (hit as usize) < retained.tokens.len() {
+            self.rewindable(cache, retained.seq, &retained.gaps, hit)
+        } else {
+            hit
+        };
+        if hit < prefix_hit { 0 } else { hit }
+    }
+
+    /// The most tokens of a sequence, at most `len`, to which the cache can rewind it, in whole
+    /// blocks. 0 if it cannot.
+    fn rewindable(&self, cache: &mut dyn Cache, seq: SeqId, gaps: &Gaps, len: u32) -> u32 {
+        let end = gaps.position(len);
+        let floor = cache.rewind().and_then(|capability| capability.rewind_floor(seq, end));
+        // A sequence with recurrent states has no gaps.
+        floor.map_or(0, |floor| gaps.whole_blocks(len.saturating_sub(end - floor), self.block))
     }
 
     /// Transfers the first `len` retained tokens of a session to its request and drops the rest.

@@ -78,7 +78,7 @@ impl StepBuilder {
                         fail_rows(state, now);
                     }
                 },
-                Err(CacheError::Full { needed, available }) => {
+                Err(CacheError::Full { needed, available, .. }) => {
                     withdraw_trees(state);
                     drop_last_row(state, DeferReason::NoSlots { needed, available });
                 }
@@ -112,6 +112,7 @@ impl StepBuilder {
             seq: row.seq,
             redirected: row.rectangle.redirected,
             tokens: row.tokens + row.drafts,
+            drafts: if tree_of(row, &state.requests[row.entry]).is_none() { row.drafts } else { 0 },
         }));
     }
 

@@ -46,12 +46,21 @@ impl Cache for Flaky {
             self.inner.open()
         }
     }
+    fn usage_of(&self, group: GroupId) -> PoolUsage {
+        self.inner.usage_of(group)
+    }
+    fn mark(&mut self, seq: SeqId, at: &[Position]) -> Result<(), CacheError> {
+        self.inner.mark(seq, at)
+    }
+    fn set_costs(&mut self, costs: StateCosts) {
+        self.inner.set_costs(costs);
+    }
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.inner.close(seq)
     }
     fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
         if upto > 0 && (self.refuses)(Operation::Preallocate) {
-            Err(CacheError::Full { needed: 1, available: 0 })
+            Err(CacheError::Full { group: GroupId::FULL, needed: 1, available: 0 })
         } else {
             self.inner.preallocate_slots(seq, upto)
         }
@@ -67,7 +76,7 @@ impl Cache for Flaky {
     }
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         if (self.refuses)(Operation::Claim) {
-            Err(CacheError::Full { needed: 1, available: 0 })
+            Err(CacheError::Full { group: GroupId::FULL, needed: 1, available: 0 })
         } else {
             self.inner.claim(step, rows)
         }

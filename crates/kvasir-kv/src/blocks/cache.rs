@@ -5,7 +5,7 @@ use crate::blocks::BlockCache;
 use crate::blocks::index::Index;
 use crate::blocks::sequence::Seq;
 use crate::contract::cache::{Cache, CacheShape, ClaimRow};
-use crate::contract::capabilities::{MemoryHints, Prefix, Rewind, Sequences, Tree};
+use crate::contract::capabilities::{Anchors, MemoryHints, Prefix, Rewind, Sequences, Tree};
 use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId, StepId};
 use crate::contract::plan::Plan;
@@ -91,6 +91,10 @@ impl<I: Index> Cache for BlockCache<I> {
 
     fn tree(&mut self) -> Result<&mut dyn Tree, CacheError> {
         Ok(self)
+    }
+
+    fn anchors(&mut self) -> Option<&mut dyn Anchors> {
+        Some(self)
     }
 
     fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {

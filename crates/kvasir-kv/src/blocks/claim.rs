@@ -20,6 +20,7 @@ use crate::blocks::sequence::{ClaimedRow, LONGEST, Replaced, Seq};
 use crate::blocks::size::BlockSize;
 use crate::contract::cache::ClaimRow;
 use crate::contract::error::CacheError;
+use crate::contract::group::GroupId;
 use crate::contract::ids::{BlockId, SeqId, StepId};
 use crate::contract::section::SlotCopy;
 use crate::shared::draft_nodes::DraftNodes;
@@ -95,7 +96,8 @@ fn growth<I: Index>(
     ledger: &Ledger<I>,
 ) -> Result<(u32, u32), CacheError> {
     let end = seq.end().checked_add(tokens).filter(|&end| end <= LONGEST);
-    let full = || CacheError::Full { needed: tokens, available: ledger.available() * size.rows() };
+    let available = ledger.available() * size.rows();
+    let full = || CacheError::Full { group: GroupId::FULL, needed: tokens, available };
     let more = size.holding(end.ok_or_else(full)?).saturating_sub(seq.table.len());
     Ok((more, if more > 0 { more.saturating_sub(seq.ahead.len() as u32) } else { 0 }))
 }

@@ -12,6 +12,7 @@ use crate::blocks::sequence::{HOLE, Seq};
 use crate::contract::cache::Cache;
 use crate::contract::capabilities::Sequences;
 use crate::contract::error::CacheError;
+use crate::contract::group::GroupId;
 use crate::contract::ids::{Position, SeqId, StepId};
 use std::ops::Range;
 
@@ -193,7 +194,7 @@ impl<I: Index> BlockCache<I> {
         if needed <= available {
             Ok(())
         } else {
-            Err(CacheError::Full { needed: slots(needed), available: slots(available) })
+            Err(CacheError::Full { group: GroupId::FULL, needed: slots(needed), available: slots(available) })
         }
     }
 
@@ -233,7 +234,7 @@ impl<I: Index> BlockCache<I> {
             (Part::Share, _) => from,
             (Part::Into, Some(block)) => block,
             _ => {
-                let full = CacheError::Full { needed: block_size, available: 0 };
+                let full = CacheError::Full { group: GroupId::FULL, needed: block_size, available: 0 };
                 self.ledger.take().ok_or(full)?
             }
         };

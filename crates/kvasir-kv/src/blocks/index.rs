@@ -5,6 +5,7 @@
 //! but still findable, evictable), *free*. `HashIndex` (paged) and `RadixIndex` (radix) implement
 //! it. An index must not know sequences, steps or reference counts.
 
+use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
 use crate::contract::kv_event::KvEvent;
@@ -85,6 +86,12 @@ pub trait Index: Send {
         let _ = (block, unpinned);
         1
     }
+    /// Names the content of a published block.
+    fn anchor(&self, block: BlockId) -> Option<Anchor>;
+    /// Starts recording the anchors whose content is no longer findable.
+    fn record_unpublished(&mut self);
+    /// Moves the recorded anchors to `into`.
+    fn take_unpublished(&mut self, into: &mut Vec<Anchor>);
     /// Whether a block is published, and so must not be written.
     fn is_published(&self, block: BlockId) -> bool;
     /// How many leading blocks of the range are not published.

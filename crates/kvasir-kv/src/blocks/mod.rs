@@ -53,6 +53,7 @@ pub use crate::blocks::size::BlockSize;
 use crate::contract::cache::CacheShape;
 use crate::contract::capabilities::Hit;
 use crate::contract::error::CacheError;
+use crate::contract::group::Groups;
 use crate::contract::ids::{BlockId, SeqId};
 use crate::contract::section::SlotCopy;
 use crate::shared::in_flight::InFlight;
@@ -150,7 +151,8 @@ impl<I: Index> BlockCache<I> {
         let capacity = config.blocks * config.block_size;
         let dummy_slot = if config.dummy { 0 } else { capacity };
         let block_size = config.block_size;
-        let shape = CacheShape { kind: I::KIND, capacity, block_size, dummy_slot, base: 0, rings: None };
+        let (kind, rings, groups) = (I::KIND, None, Groups::default());
+        let shape = CacheShape { kind, capacity, block_size, dummy_slot, base: 0, rings, groups };
         Ok(Self {
             shape,
             config,

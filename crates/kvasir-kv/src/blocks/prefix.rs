@@ -7,8 +7,9 @@
 
 use crate::blocks::BlockCache;
 use crate::blocks::index::{Index, Offer};
-use crate::contract::capabilities::{Hit, Lookup, Prefix};
+use crate::contract::capabilities::{Anchors, Hit, Lookup, Prefix};
 use crate::contract::error::CacheError;
+use crate::contract::group::Anchor;
 use crate::contract::ids::{SeqId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::shared::runs::runs;
@@ -84,6 +85,27 @@ impl<I: Index> Prefix for BlockCache<I> {
 
     fn take_events(&mut self, into: &mut Vec<KvEvent>) {
         self.ledger.index.take_events(into);
+    }
+}
+
+impl<I: Index> Anchors for BlockCache<I> {
+    fn found(&self, into: &mut Vec<Anchor>) {
+        if self.looked_up.is_some() {
+            into.extend(self.found.iter().filter_map(|&block| self.ledger.index.anchor(block)));
+        }
+    }
+
+    fn anchor_of(&self, seq: SeqId, block: u32) -> Result<Option<Anchor>, CacheError> {
+        let block = self.seqs.get(seq)?.block(block);
+        Ok(block.and_then(|block| self.ledger.index.anchor(block)))
+    }
+
+    fn record_unpublished(&mut self) {
+        self.ledger.index.record_unpublished();
+    }
+
+    fn take_unpublished(&mut self, into: &mut Vec<Anchor>) {
+        self.ledger.index.take_unpublished(into);
     }
 }
 

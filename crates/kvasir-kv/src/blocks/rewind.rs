@@ -9,15 +9,16 @@ use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId, StepId};
 
 impl<I: Index> Rewind for BlockCache<I> {
+    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+        let length = self.seqs.get(seq)?.next;
+        if to > length { Err(CacheError::RewindOutOfRange { to, lowest: 0, length }) } else { Ok(to) }
+    }
+
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
-        let entry = self.seqs.get(seq)?;
-        let length = entry.next;
-        if !entry.nodes.is_idle() {
+        if !self.seqs.get(seq)?.nodes.is_idle() {
             return Err(CacheError::Unsettled);
         }
-        if to > length {
-            return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
-        }
+        self.rewind_floor(seq, to)?;
         self.truncate(seq, to)?;
         self.changed();
         Ok(())

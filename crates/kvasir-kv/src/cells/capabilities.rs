@@ -47,11 +47,13 @@ impl Cells {
 }
 
 impl Rewind for Cells {
-    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         let length = self.next_position(seq)?;
-        if to > length {
-            return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
-        }
+        if to > length { Err(CacheError::RewindOutOfRange { to, lowest: 0, length }) } else { Ok(to) }
+    }
+
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        self.rewind_floor(seq, to)?;
         self.remove_positions(seq, to..Position::MAX)
     }
 }

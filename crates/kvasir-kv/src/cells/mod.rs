@@ -24,6 +24,7 @@ use crate::cells::table::CellTable;
 use crate::contract::cache::{Cache, CacheShape, ClaimRow};
 use crate::contract::capabilities::{Rewind, Sequences, Tree};
 use crate::contract::error::CacheError;
+use crate::contract::group::GroupId;
 use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::plan::Plan;
@@ -182,7 +183,7 @@ impl Cells {
         let available = self.cells.free();
         match needed {
             0 => Err(CacheError::BadClaim),
-            _ if needed > available => Err(CacheError::Full { needed, available }),
+            _ if needed > available => Err(CacheError::Full { group: GroupId::FULL, needed, available }),
             _ => Ok(()),
         }
     }

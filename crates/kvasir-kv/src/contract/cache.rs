@@ -9,8 +9,11 @@
 //! - An id that was never issued, or whose sequence is closed, is refused (`UnknownSequence`).
 //! - Where no cost is named, the call takes constant time; nothing blocks or does IO.
 
-use crate::contract::capabilities::{Inspect, MemoryHints, Prefix, Rewind, Sequences, Tree, Victims};
+use crate::contract::capabilities::{
+    Anchors, Inspect, MemoryHints, Prefix, Rewind, Sequences, Tree, Victims,
+};
 use crate::contract::error::CacheError;
+use crate::contract::group::{GroupId, Groups, StateCosts};
 use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::kind::{CacheKind, Capability};
 use crate::contract::plan::Plan;
@@ -29,12 +32,14 @@ pub struct ClaimRow {
     /// New tokens, each of which gets a slot. For a sequence with a proposed draft tree this must
     /// be the number of its nodes.
     pub tokens: u32,
+    /// How many of the last `tokens` are a chain of drafts, which may be rejected. 0 for a draft tree.
+    pub drafts: u32,
 }
 
 impl ClaimRow {
     /// A row without redirected writes.
     pub fn new(seq: SeqId, tokens: u32) -> Self {
-        Self { seq, redirected: 0, tokens }
+        Self { seq, redirected: 0, tokens, drafts: 0 }
     }
 }
 
@@ -55,12 +60,15 @@ pub struct CacheShape {
     pub base: Position,
     /// Ring buffers of sliding-window layers, if this cache has them.
     pub rings: Option<Rings>,
+    /// Its layer groups.
+    pub groups: Groups,
 }
 
 impl CacheShape {
     /// A token-granular cache.
     pub(crate) fn tokens(kind: CacheKind, capacity: u32) -> Self {
-        Self { kind, capacity, block_size: 1, dummy_slot: capacity, base: 0, rings: None }
+        let (rings, groups) = (None, Groups::default());
+        Self { kind, capacity, block_size: 1, dummy_slot: capacity, base: 0, rings, groups }
     }
 }
 
@@ -83,6 +91,22 @@ pub trait Cache: Inspect + MemoryHints + Victims + Send {
     fn shape(&self) -> &CacheShape;
     /// Current pool usage, in slots.
     fn usage(&self) -> PoolUsage;
+    /// Current pool usage of a layer group, in its slots. That of the state group counts running
+    /// sequences, out of [`StateConfig::live`](crate::StateConfig::live). No slots for a group that the cache lacks.
+    fn usage_of(&self, group: GroupId) -> PoolUsage {
+        if group == GroupId::FULL { self.usage() } else { PoolUsage::default() }
+    }
+    /// Marks positions of `seq` behind which a later prompt or turn may begin, rounded down to whole
+    /// blocks: steps that pass them store checkpoints of its recurrent states there. Ignored by
+    /// caches without states. Linear in the marks of the sequence.
+    fn mark(&mut self, seq: SeqId, at: &[Position]) -> Result<(), CacheError> {
+        let _ = at;
+        self.len(seq).map(|_| ())
+    }
+    /// Sets the costs by which checkpoints are evicted; ignored by caches without states.
+    fn set_costs(&mut self, costs: StateCosts) {
+        let _ = costs;
+    }
     /// Raised by every change that can make a plan stale.
     fn generation(&self) -> u64;
     /// Opens an empty sequence; its length is [`CacheShape::base`]. Fails with `TooManySequences`.
@@ -143,6 +167,10 @@ pub trait Cache: Inspect + MemoryHints + Victims + Send {
     /// Forks and range operations, or `NoCapability`.
     fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
         Err(CacheError::NoCapability { kind: self.shape().kind, capability: Capability::Sequences })
+    }
+    /// Anchors of published blocks, if this cache names their contents.
+    fn anchors(&mut self) -> Option<&mut dyn Anchors> {
+        None
     }
     /// Prefix caching, or `NoCapability`.
     fn prefix(&mut self) -> Result<&mut dyn Prefix, CacheError> {

@@ -9,6 +9,7 @@
 //! The rules on errors, ids and cost of `contract/cache.rs` hold here, too.
 
 use crate::contract::error::CacheError;
+use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Position, SeqId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::section::SlotCopy;
@@ -77,15 +78,13 @@ pub struct VictimSearch<'a> {
 
 /// Truncation of a sequence, as after rejected draft tokens.
 pub trait Rewind {
-    /// The lowest length that [`Rewind::rewind_to`] accepts; above 0 where ring buffers have
-    /// overwritten rows.
-    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
-        let _ = seq;
-        Ok(0)
-    }
-    /// Truncates to positions below `to`, claims in flight included. Fails with `RewindOutOfRange`
-    /// unless `to` is between [`Rewind::lowest_rewind`] and the next position, and with `Unsettled`
-    /// if draft nodes are. Linear in the blocks released. A claimed row that it cuts can only be
+    /// The greatest length up to `to` that [`Rewind::rewind_to`] accepts. It is `to` itself unless
+    /// recurrent states have no checkpoint there. Fails with `RewindOutOfRange` if there is none:
+    /// `to` is above the next position, or ring buffers have overwritten rows.
+    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError>;
+    /// Truncates to positions below `to`, claims in flight included. Fails like
+    /// [`Rewind::rewind_floor`], with `NoCheckpoint` if that is below `to`, and with `Unsettled` if
+    /// draft nodes are. Linear in the blocks released. A claimed row that it cuts can only be
     /// canceled, or retired if it ran.
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
 }
@@ -94,18 +93,20 @@ pub trait Rewind {
 /// Copies K and V of partial blocks only; whole blocks are shared.
 pub trait Sequences {
     /// Makes `dst` an owner of `src`'s retired rows with positions in `range`; claimed rows may yet
-    /// be canceled. Refused if `dst` owns one of the positions (`CopyOverlaps`), holds rows of
+    /// be canceled. With recurrent states it copies only up to the last checkpoint in the range: the
+    /// length of `dst` tells. Refused if `dst` owns one of the positions (`CopyOverlaps`), holds rows of
     /// another fork family, or has steps or draft nodes in flight, if `src` has no retired rows
     /// (`NothingToCopy`), or if a partial block finds no slots (`Full`). Linear in the blocks.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
     /// Removes the rows in `range` from `seq`; the remaining positions are never renumbered. A
-    /// range that ends below the next position must be retired (`InFlight`) in block caches. Linear
-    /// in the blocks.
+    /// range that ends below the next position must be retired (`InFlight`) in block caches, and is
+    /// refused with recurrent states (`NoCheckpoint`). Linear in the blocks.
     fn remove(&mut self, seq: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
     /// Closes every other sequence of `seq`'s fork family.
     fn keep(&mut self, seq: SeqId) -> Result<(), CacheError>;
     /// Opens `n` sequences that share all retired rows of `seq` (copy-on-write): all, or none with
-    /// an error (`TooManySequences`, `Full`). Linear in `n` times the blocks.
+    /// an error (`TooManySequences`, `Full`). With recurrent states, all rows up to the last
+    /// checkpoint. Linear in `n` times the blocks.
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError>;
 }
 
@@ -177,6 +178,21 @@ pub trait Prefix {
     /// Appends the KV events since the last call to `into`, in order; none unless they are
     /// recorded.
     fn take_events(&mut self, into: &mut Vec<KvEvent>);
+}
+
+/// Names of the contents of published blocks, by which other groups of a cache find what they have
+/// at the end of one. For caches with [`Prefix`].
+pub trait Anchors {
+    /// Appends the anchors of the blocks that the newest lookup has found, in order; none if the
+    /// cache has changed since. Linear in them.
+    fn found(&self, into: &mut Vec<Anchor>);
+    /// The anchor of a block of `seq`, by its number in order of position, if it is published.
+    fn anchor_of(&self, seq: SeqId, block: u32) -> Result<Option<Anchor>, CacheError>;
+    /// Starts recording the anchors that lose their content.
+    fn record_unpublished(&mut self);
+    /// Appends the anchors whose content lookups no longer find, since the last call. An anchor may
+    /// name other content afterwards, so take these before using one.
+    fn take_unpublished(&mut self, into: &mut Vec<Anchor>);
 }
 
 /// Draft trees for speculative decoding (tree attention): draft nodes are run first and

@@ -1,5 +1,6 @@
 //! `CacheError`: why a cache refused an operation. A refused operation has changed nothing.
 
+use crate::contract::group::GroupId;
 use crate::contract::ids::{SeqId, StepId};
 use crate::contract::kind::{CacheKind, Capability};
 use std::fmt;
@@ -19,6 +20,8 @@ pub enum CacheError {
     BadClaim,
     /// Not enough free slots, even after evicting every evictable block.
     Full {
+        /// The group that is short of slots.
+        group: GroupId,
         /// Slots needed.
         needed: u32,
         /// Slots available: free plus evictable.
@@ -34,6 +37,13 @@ pub enum CacheError {
         lowest: u32,
         /// The length.
         length: u32,
+    },
+    /// No checkpoint of the recurrent states is at the target of a rewind, copy or removal.
+    NoCheckpoint {
+        /// The length that it would leave.
+        to: u32,
+        /// The greatest length below it that is possible.
+        nearest: u32,
     },
     /// The destination of a copy already owns one of the positions.
     CopyOverlaps,
@@ -91,10 +101,18 @@ impl fmt::Display for CacheError {
             Self::UnknownStep(step) => write!(f, "no step {} in flight", step.0),
             Self::StepOutOfOrder(step) => write!(f, "step {} comes after a later one", step.0),
             Self::BadClaim => write!(f, "a step must name at least one sequence, and each only once"),
-            Self::Full { needed, available } => write!(f, "{needed} slots needed, {available} available"),
+            Self::Full { group: GroupId::FULL, needed, available } => {
+                write!(f, "{needed} slots needed, {available} available")
+            }
+            Self::Full { group, needed, available } => {
+                write!(f, "layer group {}: {needed} slots needed, {available} available", group.0)
+            }
             Self::TooManySequences => write!(f, "too many live sequences"),
             Self::RewindOutOfRange { to, lowest, length } => {
                 write!(f, "rewind to {to} is outside {lowest}..={length}")
+            }
+            Self::NoCheckpoint { to, nearest } => {
+                write!(f, "no checkpoint of the recurrent states at {to}, the nearest is at {nearest}")
             }
             Self::CopyOverlaps => write!(f, "the destination already owns a position of the range"),
             Self::NothingToCopy => write!(f, "the source of the copy owns nothing"),

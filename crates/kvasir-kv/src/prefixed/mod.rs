@@ -48,6 +48,9 @@ impl<C: Cache + ?Sized> Prefixed<C> {
                 "a cache with rings takes no prefix: it does not keep every position",
             ));
         }
+        if shape.groups.states().is_some() {
+            return Err(CacheError::BadConfig("a cache with recurrent states takes no prefix"));
+        }
         let base = prefix.rows() / shape.block_size * shape.block_size;
         let shape = CacheShape { base, ..shape.clone() };
         match base.checked_add(shape.capacity) {
@@ -294,10 +297,15 @@ impl<C: Cache + ?Sized> Victims for Prefixed<C> {
 }
 
 impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
-    fn lowest_rewind(&self, seq: SeqId) -> Result<u32, CacheError> {
-        // Only ring buffers lose rows, and a cache with rings takes no prefix.
-        self.inner.len(seq)?;
-        Ok(self.shape.base)
+    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+        self.check_own(seq, to)?;
+        let length = self.next_position(seq)?;
+        // Only ring buffers and recurrent states lose rows, and a cache with either takes no prefix.
+        if to > length {
+            Err(CacheError::RewindOutOfRange { to, lowest: self.shape.base, length })
+        } else {
+            Ok(to)
+        }
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {

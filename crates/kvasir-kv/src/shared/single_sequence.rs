@@ -8,6 +8,7 @@
 use crate::contract::cache::ClaimRow;
 use crate::contract::capabilities::VictimSearch;
 use crate::contract::error::CacheError;
+use crate::contract::group::GroupId;
 use crate::contract::ids::{SeqId, StepId};
 use crate::contract::plan::Plan;
 use crate::contract::section::PlanKind;
@@ -191,7 +192,7 @@ impl SingleSequence {
         if row.tokens <= available {
             Ok(row)
         } else {
-            Err(CacheError::Full { needed: row.tokens, available })
+            Err(CacheError::Full { group: GroupId::FULL, needed: row.tokens, available })
         }
     }
 

@@ -29,7 +29,7 @@ fn a_claim_takes_all_or_nothing() {
         let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
         run(cache, 1, a, 20);
         let (before, generation) = (cache.usage(), cache.generation());
-        let full = CacheError::Full { needed: 16, available: 12 };
+        let full = CacheError::Full { group: GroupId::FULL, needed: 16, available: 12 };
         assert_eq!(cache.claim(StepId(2), &[ClaimRow::new(a, 4), ClaimRow::new(b, 9)]), Err(full));
         assert_eq!(
             cache.claim(StepId(2), &[ClaimRow::new(a, 1), ClaimRow::new(a, 1)]),
@@ -75,7 +75,7 @@ fn preallocated_blocks_are_used_first_and_returned() {
         assert_eq!(plan_of(cache, 2).write_slots, [0, 1, 2, 3, 4], "the blocks before b's");
         assert_eq!(cache.preallocate_slots(a, 13), Ok(16));
         assert_eq!(cache.usage().free, 12);
-        let full = CacheError::Full { needed: 16, available: 12 };
+        let full = CacheError::Full { group: GroupId::FULL, needed: 16, available: 12 };
         assert_eq!(cache.preallocate_slots(a, 32), Err(full));
         cache.cancel(StepId(2)).unwrap();
         cache.check().unwrap();
@@ -96,7 +96,7 @@ fn redirected_writes_go_to_the_dummy_block() {
     both(BlockConfig { dummy: true, ..SMALL }, |cache| {
         let a = cache.open().unwrap();
         run(cache, 1, a, 6);
-        let again = |redirected, tokens| [ClaimRow { seq: a, redirected, tokens }];
+        let again = |redirected, tokens| [ClaimRow { redirected, ..ClaimRow::new(a, tokens) }];
         assert_eq!(cache.claim(StepId(2), &again(7, 1)), Err(CacheError::BadClaim));
         cache.claim(StepId(2), &again(3, 2)).unwrap();
         let plan = plan_of(cache, 2);
@@ -111,7 +111,7 @@ fn redirected_writes_go_to_the_dummy_block() {
         assert_eq!(cache.shape().dummy_slot, 32, "behind the capacity");
         let a = cache.open().unwrap();
         run(cache, 1, a, 6);
-        let claim = [ClaimRow { seq: a, redirected: 1, tokens: 1 }];
+        let claim = [ClaimRow { redirected: 1, ..ClaimRow::new(a, 1) }];
         assert_eq!(cache.claim(StepId(2), &claim), Err(CacheError::BadClaim), "it has no dummy block");
     });
 }

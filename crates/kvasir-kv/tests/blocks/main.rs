@@ -12,8 +12,8 @@ mod sharing;
 use common::{meaning, plan_of};
 use kvasir_kv::blocks::{BlockConfig, FreeOrder};
 use kvasir_kv::{
-    Cache, CacheConfig, CacheError, ClaimRow, Paged, Plan, PoolUsage, Radix, SeqId, SlotCopy, StepId, Token,
-    build,
+    Cache, CacheConfig, CacheError, ClaimRow, GroupId, Paged, Plan, PoolUsage, Radix, SeqId, SlotCopy,
+    StepId, Token, build,
 };
 
 const SMALL: BlockConfig = BlockConfig {

@@ -22,7 +22,7 @@ impl<I: Index> Simulation<I> {
                 model.rows.keys().rev().zip(1..).take_while(|(p, i)| **p + i == model.next()).count() as u32;
             let redirects = self.config.dummy && proposed == 0 && tail > 0 && self.rng.below(3) == 0;
             let redirected = if redirects { 1 + self.rng.below(tail) } else { 0 };
-            rows.push(ClaimRow { seq, redirected, tokens });
+            rows.push(ClaimRow { redirected, ..ClaimRow::new(seq, tokens) });
         }
         if rows.is_empty() {
             return;
@@ -32,7 +32,7 @@ impl<I: Index> Simulation<I> {
         let (before, generation) = (self.picture(), self.cache.generation());
         match self.cache.claim(step, &rows) {
             Ok(()) => {}
-            Err(CacheError::Full { needed, available }) => {
+            Err(CacheError::Full { needed, available, .. }) => {
                 assert!(needed > available);
                 assert_eq!(self.picture(), before, "a refused claim changed something");
                 self.refused += 1;

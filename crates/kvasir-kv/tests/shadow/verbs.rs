@@ -111,7 +111,7 @@ impl<I: Index> Simulation<I> {
                         self.flights.iter().any(|flight| flight.expected.iter().any(|row| row.seq == seq))
                     }
                     CacheError::BadClaim => upto <= from || !from.is_multiple_of(block_size),
-                    CacheError::Full { needed, available } => {
+                    CacheError::Full { needed, available, .. } => {
                         self.refused += 1;
                         needed > available
                     }
@@ -212,7 +212,7 @@ impl<I: Index> Simulation<I> {
                         [&source, &target].iter().any(|seq| !seq.nodes.is_empty() || !seq.proposed.is_empty())
                     }
                     CacheError::InFlight => true,
-                    CacheError::Full { needed, available } => needed > available,
+                    CacheError::Full { needed, available, .. } => needed > available,
                     _ => false,
                 };
                 assert!(reason, "{error}");

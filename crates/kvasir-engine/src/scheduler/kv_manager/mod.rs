@@ -198,7 +198,7 @@ impl KvManager {
         let Some(seq) = sequence.cache else { return Ok(()) };
         match self.cache.preallocate_slots(seq, sequence.claimed + tokens) {
             Ok(upto) => sequence.ahead = upto,
-            Err(CacheError::Full { needed, available }) => {
+            Err(CacheError::Full { needed, available, .. }) => {
                 return Err(DeferReason::NoSlots { needed, available });
             }
             Err(error) => {

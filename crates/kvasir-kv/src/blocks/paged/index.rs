@@ -20,6 +20,7 @@ use crate::blocks::index::{Found, Index, Offer};
 use crate::blocks::paged::announced::{Announced, PublishedBlock, ROOT};
 use crate::blocks::paged::lru::Lru;
 use crate::contract::error::CacheError;
+use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
 use crate::contract::kv_event::KvEvent;
@@ -79,6 +80,8 @@ pub struct HashIndex {
     words: Vec<u64>,
     /// What the recorded KV events have announced, if recording is on.
     announced: Option<Box<Announced>>,
+    /// Content numbers that no block holds any more, if they are recorded.
+    unpublished: Option<Vec<Anchor>>,
 }
 
 impl HashIndex {
@@ -107,6 +110,7 @@ impl HashIndex {
             published: 0,
             words: Vec::new(),
             announced: None,
+            unpublished: None,
         })
     }
 
@@ -179,6 +183,13 @@ impl HashIndex {
     /// Forgets the content of a block.
     fn unlink(&mut self, block: BlockId) {
         let content = std::mem::take(&mut self.contents[block as usize]);
+        if let Some(unpublished) = &mut self.unpublished {
+            // Blocks of equal content are linked behind each other.
+            let is_twin = |at: BlockId| at != NONE && self.contents[at as usize].number == content.number;
+            if !is_twin(content.before) && !is_twin(content.after) {
+                unpublished.push(Anchor(content.number));
+            }
+        }
         match (content.before, content.after) {
             (NONE, NONE) => {
                 self.heads.remove(&content.hash);
@@ -256,6 +267,18 @@ impl Index for HashIndex {
         } else {
             self.vacant.insert(block);
         }
+    }
+
+    fn anchor(&self, block: BlockId) -> Option<Anchor> {
+        self.is_published(block).then(|| Anchor(self.contents[block as usize].number))
+    }
+
+    fn record_unpublished(&mut self) {
+        self.unpublished.get_or_insert_default();
+    }
+
+    fn take_unpublished(&mut self, into: &mut Vec<Anchor>) {
+        self.unpublished.iter_mut().for_each(|anchors| into.append(anchors));
     }
 
     fn is_published(&self, block: BlockId) -> bool {
@@ -345,6 +368,10 @@ impl Index for HashIndex {
     fn forget(&mut self) {
         while let Some(block) = self.lru.next() {
             self.vacant.insert(block);
+        }
+        if let Some(unpublished) = &mut self.unpublished {
+            let published = self.contents.iter().filter(|content| content.number != UNPUBLISHED);
+            unpublished.extend(published.map(|content| Anchor(content.number)));
         }
         self.contents.fill(Content::default());
         self.heads.clear();

@@ -12,6 +12,7 @@ use crate::blocks::radix::page_nodes::PageNodes;
 use crate::blocks::radix::tree::{NodeId, RadixTree, Reached};
 use crate::blocks::size::BlockSize;
 use crate::contract::error::CacheError;
+use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
 use crate::contract::kv_event::KvEvent;
@@ -31,6 +32,8 @@ pub struct RadixIndex {
     free: BlockQueue,
     /// Scratch memory.
     pages: Vec<BlockId>,
+    /// Pages that left the tree, if they are recorded.
+    unpublished: Option<Vec<Anchor>>,
 }
 
 impl RadixIndex {
@@ -48,6 +51,7 @@ impl RadixIndex {
             used: vec![false; bound],
             free,
             pages: Vec::new(),
+            unpublished: None,
         })
     }
 
@@ -81,6 +85,11 @@ impl RadixIndex {
             Some(node) => _ = self.tree.unpin(node, pages.len() as u32),
         }
     }
+}
+
+/// A page is published once, so it names its content.
+fn anchor_of(page: BlockId) -> Anchor {
+    Anchor(u64::from(page))
 }
 
 impl Index for RadixIndex {
@@ -153,6 +162,18 @@ impl Index for RadixIndex {
         self.page_nodes.node(block).map_or(1, |node| self.tree.count_pin(node, unpinned))
     }
 
+    fn anchor(&self, block: BlockId) -> Option<Anchor> {
+        self.is_published(block).then(|| anchor_of(block))
+    }
+
+    fn record_unpublished(&mut self) {
+        self.unpublished.get_or_insert_default();
+    }
+
+    fn take_unpublished(&mut self, into: &mut Vec<Anchor>) {
+        self.unpublished.iter_mut().for_each(|pages| into.append(pages));
+    }
+
     fn is_published(&self, block: BlockId) -> bool {
         self.page_nodes.node(block).is_some()
     }
@@ -197,6 +218,9 @@ impl Index for RadixIndex {
                 break;
             }
             self.page_nodes.remove(&self.pages);
+            if let Some(unpublished) = &mut self.unpublished {
+                unpublished.extend(self.pages.iter().map(|&page| anchor_of(page)));
+            }
             runs(&self.pages).for_each(|run| self.free.push(run));
             evicted += self.pages.len() as u32;
         }
@@ -206,6 +230,7 @@ impl Index for RadixIndex {
     fn forget(&mut self) {
         self.tree.clear();
         self.page_nodes.clear(|page| {
+            self.unpublished.iter_mut().for_each(|pages| pages.push(anchor_of(page)));
             if !self.used[page as usize] {
                 self.free.push(page..page + 1);
             }

@@ -1,0 +1,210 @@
+//! Inspection and the optional capabilities of `Grouped`: truncation, forks and prefix hits at
+//! lengths that have a state. It has no draft trees.
+
+use crate::contract::capabilities::{
+    Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, VictimSearch, Victims,
+};
+use crate::contract::error::CacheError;
+use crate::contract::ids::{BlockId, Position, SeqId, Token};
+use crate::contract::kv_event::KvEvent;
+use crate::contract::usage::BlockUse;
+use crate::grouped::Grouped;
+use std::ops::Range;
+
+impl Inspect for Grouped {
+    fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.primary.visit_blocks(blocks);
+    }
+
+    fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
+        self.primary.blocks_of(seq, into)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.primary.check()?;
+        self.states.check()?;
+        for seq in self.states.ids() {
+            let (end, covered) = (self.primary.next_position(seq), self.states.end(seq));
+            if end != covered {
+                return Err(format!("{seq:?} ends at {end:?}, its states at {covered:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl MemoryHints for Grouped {
+    fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
+        self.primary.reserve_memory(seq, tokens);
+    }
+
+    fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
+        self.primary.reserve_plan_memory(blocks, rows);
+    }
+
+    fn compact(&mut self) -> Result<u32, CacheError> {
+        self.primary.compact()
+    }
+}
+
+/// Victims free slots of group 0.
+impl Victims for Grouped {
+    fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        self.primary.victims(search, victims)
+    }
+
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+        self.primary.slots_held_by(sequences)
+    }
+}
+
+impl Grouped {
+    /// Refuses a truncation to a length that has no state.
+    fn check_floor(&mut self, seq: SeqId, to: Position) -> Result<(), CacheError> {
+        let floor = self.rewind_floor(seq, to)?;
+        if floor == to { Ok(()) } else { Err(CacheError::NoCheckpoint { to, nearest: floor }) }
+    }
+
+    /// Shares the states of `src` with `dst`, which the primary has made a copy of `src` up to
+    /// `upto`, and truncates it to the last of them.
+    fn share_states(&mut self, src: SeqId, dst: SeqId, upto: Position) -> Result<(), CacheError> {
+        let at = self.states.share(src, dst, upto);
+        if at < self.primary.next_position(dst)? { self.primary.rewind()?.rewind_to(dst, at) } else { Ok(()) }
+    }
+}
+
+impl Rewind for Grouped {
+    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+        let length = self.primary.next_position(seq)?;
+        if to > length {
+            return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
+        }
+        self.states.floor(seq, to)
+    }
+
+    fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        self.check_floor(seq, to)?;
+        self.primary.rewind()?.rewind_to(seq, to)?;
+        self.states.rewind(seq, to);
+        Ok(())
+    }
+}
+
+impl Sequences for Grouped {
+    /// Only a copy from position 0 into an empty sequence has a state at its end.
+    fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        let (len, next) = (self.primary.len(src)?, self.primary.next_position(dst)?);
+        let upto = range.end.min(len);
+        if range.start > 0 && range.start < upto {
+            return Err(CacheError::NoCheckpoint { to: upto, nearest: next });
+        }
+        self.primary.sequences()?.copy(src, dst, range.start..upto)?;
+        if range.start < upto { self.share_states(src, dst, upto) } else { Ok(()) }
+    }
+
+    fn remove(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
+        let next = self.primary.next_position(seq)?;
+        if range.start >= range.end || range.start >= next {
+            return self.primary.sequences()?.remove(seq, range);
+        }
+        if range.end < next {
+            let nearest = self.states.floor(seq, range.start)?;
+            return Err(CacheError::NoCheckpoint { to: range.start, nearest });
+        }
+        self.check_floor(seq, range.start)?;
+        self.primary.sequences()?.remove(seq, range.clone())?;
+        self.states.rewind(seq, range.start);
+        Ok(())
+    }
+
+    fn keep(&mut self, seq: SeqId) -> Result<(), CacheError> {
+        self.primary.sequences()?.keep(seq)?;
+        let closed: Vec<SeqId> = self.states.ids().filter(|&id| self.primary.len(id).is_err()).collect();
+        closed.into_iter().for_each(|id| self.states.close(id));
+        Ok(())
+    }
+
+    fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
+        let upto = self.primary.len(seq)?;
+        let forks = self.primary.sequences()?.fork(seq, n)?;
+        forks.iter().for_each(|&fork| self.states.open(fork));
+        forks.iter().try_for_each(|&fork| self.share_states(seq, fork, upto))?;
+        Ok(forks)
+    }
+}
+
+impl Prefix for Grouped {
+    fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
+        let matched = self.match_prompt(tokens, salt).unwrap_or_default();
+        let servable = self.states.servable(&self.anchors) * self.shape.block_size;
+        match self.primary.prefix() {
+            // The shorter lookup knows how much of it can be evicted.
+            Ok(prefix) if servable < matched.tokens => {
+                prefix.lookup(tokens.get(..servable as usize + 1).unwrap_or(tokens), salt)
+            }
+            _ => matched,
+        }
+    }
+
+    fn attach(
+        &mut self,
+        seq: SeqId,
+        tokens: &[Token],
+        salt: u64,
+        limit: u32,
+        _lookup: Lookup,
+    ) -> Result<Hit, CacheError> {
+        if self.primary.next_position(seq)? > 0 {
+            return Err(CacheError::CopyOverlaps);
+        }
+        // Checkpoints may have been evicted since the lookup.
+        let matched = self.match_prompt(tokens, salt)?;
+        let block = self.shape.block_size;
+        self.anchors.truncate((limit / block) as usize);
+        let servable = self.states.servable(&self.anchors) * block;
+        let hit = self.primary.prefix()?.attach(seq, tokens, salt, servable, matched.lookup)?;
+        self.anchors.truncate((hit.tokens / block) as usize);
+        self.states.attach(seq, &self.anchors);
+        self.states.mark(seq, &[matched.tokens])?;
+        Ok(hit)
+    }
+
+    fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {
+        let prefix = self.primary.prefix()?;
+        prefix.publish(seq, tokens, computed)?;
+        let published = prefix.published(seq)?;
+        self.unlink_evicted();
+        if let Some(anchors) = self.primary.anchors() {
+            self.states.link(seq, published, |block| anchors.anchor_of(seq, block).ok().flatten());
+        }
+        Ok(())
+    }
+
+    fn published(&self, _seq: SeqId) -> Result<u32, CacheError> {
+        Err(CacheError::BadConfig(NO_TRANSFER))
+    }
+
+    fn import(&mut self, _seq: SeqId, _upto: u32) -> Result<(), CacheError> {
+        Err(CacheError::BadConfig(NO_TRANSFER))
+    }
+
+    fn evict(&mut self, slots: u32) -> Result<u32, CacheError> {
+        let evicted = self.primary.prefix()?.evict(slots)?;
+        self.unlink_evicted();
+        Ok(evicted)
+    }
+
+    fn record_events(&mut self) -> Result<(), CacheError> {
+        self.primary.prefix()?.record_events()?;
+        self.unlink_evicted();
+        Ok(())
+    }
+
+    fn take_events(&mut self, into: &mut Vec<KvEvent>) {
+        if let Ok(prefix) = self.primary.prefix() {
+            prefix.take_events(into);
+        }
+    }
+}
+
+const NO_TRANSFER: &str = "K/V transfer is impossible with recurrent states: blocks alone serve no prefix";
