@@ -43,3 +43,4 @@ pub use crate::rectangle::StaticShape;
 pub use crate::shape::{SHAPES, Shape};
 pub use crate::step_time::StepTimes;
 pub use crate::toy::Toy;
+pub use crate::toy::model::ToyShape;

@@ -28,7 +28,7 @@ impl KvRows for Toy {
             let part = from.iter().skip(at).take(bytes).rev();
             part.fold(0u64, |number, byte| number << 8 | u64::from(*byte))
         };
-        *self.slot_mut(slot) = Cell {
+        *self.slot_mut(0, slot) = Cell {
             value: number(0, 8),
             token: number(8, 4) as u32,
             tag: number(12, 8),

@@ -4,26 +4,30 @@
 //! 1. `submit` only queues a step. It runs in `wait`, as late as the contract allows, so premature
 //!    reuse of slots shows.
 //! 2. Slot copies are applied, all sources before any destination.
-//! 3. Each query folds the values of its visible slots, stores its own value, and samples from the
-//!    result (`model.rs`).
-//! 4. The shadow state records which prefix each slot was written for, and reports reads of foreign
-//!    slots (`shadow.rs`).
+//! 3. Each query folds the values of its visible slots, those of its windows, and its recurrent state,
+//!    stores its own value, and samples from the result (`model.rs`, `query.rs`).
+//! 4. The shadow state records which prefix each slot and each recurrent state was written for, and
+//!    reports reads of foreign ones (`shadow.rs`, `states.rs`).
 //!
 //! A failed step overwrites or spoils its slots, as a real device may. It is the main oracle of the
 //! engine's tests (`kvasir-engine/tests/toy`).
 
 pub(crate) mod kv_rows;
 pub(crate) mod model;
+pub(crate) mod query;
 pub(crate) mod shadow;
+pub(crate) mod states;
 
 use crate::fault::{Faults, Injector, StepOutcome};
-use crate::toy::model::{START, mix, sample};
-use crate::toy::shadow::{Cell, PoolState, digest};
+use crate::toy::model::{ToyShape, mix, sample};
+use crate::toy::query::Query;
+use crate::toy::shadow::{Cell, PoolState};
+use crate::toy::states::{Input, State};
 use kvasir_exec::{
-    Abilities, BatchRow, Executor, IN_FLIGHT, KvAccess, KvLayout, KvRows, NoKvAccess, OutputRow, PoolRow,
-    Refused, SequenceSpec, Step, StepError,
+    Abilities, Executor, KvAccess, KvLayout, KvRows, NoKvAccess, OutputRow, PoolRow, Refused, SequenceSpec,
+    Step, StepError,
 };
-use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot, Span, Token};
+use kvasir_kv::{Plan, Position, Section, Slot, Span};
 use std::{collections::VecDeque, ops::Range, sync::mpsc};
 
 /// A device whose every output depends on every KV slot that is read.
@@ -31,6 +35,7 @@ use std::{collections::VecDeque, ops::Range, sync::mpsc};
 /// `F = 1; F = mix(F, slot)` over all visible positions before p; then `e = mix(F, t)` is stored
 /// for token t at position p, and the output is `sample(mix(F, e))`, modulo 2^61 − 1. A wrong
 /// prefix-cache hit, an unwritten slot, or a lost or phantom token changes the tokens that follow.
+/// A [`ToyShape`] adds windows and a recurrent state.
 ///
 /// A shadow state records what each slot was written for. Reads of slots written for another
 /// prefix, and positions that are fed two different tokens, are recorded as
@@ -38,7 +43,12 @@ use std::{collections::VecDeque, ops::Range, sync::mpsc};
 /// allows.
 #[derive(Debug, Default)]
 pub struct Toy {
+    shape: ToyShape,
     slots: Vec<Cell>,
+    /// Slots of each window group.
+    window_slots: Vec<Vec<Cell>>,
+    states: Vec<State>,
+    tails: Vec<Vec<Input>>,
     rows: Vec<PoolState>,
     queue: VecDeque<(u64, Box<Step>)>,
     next: u64,
@@ -55,6 +65,11 @@ impl Toy {
     /// A device without faults.
     pub fn new() -> Self {
         Self { depth: 2, ..Self::default() }
+    }
+
+    /// A device whose model has windows or a recurrent state.
+    pub fn of_shape(shape: ToyShape) -> Self {
+        Self { shape, ..Self::new() }
     }
 
     /// Injects faults.
@@ -112,15 +127,25 @@ impl Toy {
             self.note(format!("step {}: batch and plan differ in size", batch.step.0));
             return;
         }
-        for (row, planned) in batch.rows.iter().zip(&plan.rows) {
+        if plan.states.is_empty() == self.shape.state || plan.windows.len() > self.shape.windows.len() {
+            self.note(format!("step {}: the plan has other layer groups than the model", batch.step.0));
+            return;
+        }
+        self.check_states(plan);
+        for (index, (row, planned)) in batch.rows.iter().zip(&plan.rows).enumerate() {
             let start = output.tokens.len();
             if row.seq != planned.seq || row.tokens != planned.queries {
                 self.note(format!("step {}: batch and plan name different rows", batch.step.0));
             }
+            let mut state = self.begin_states(plan, index);
             for query in 0..planned.queries.len {
                 let at = (planned.queries.start + query) as usize;
                 let known = query < row.tokens.len - row.drafts.count;
-                let f = self.query(row, plan, planned, query, at, batch.tokens[at], known);
+                let coordinates = Query { row, plan, index, query, at, token: batch.tokens[at], known };
+                let (mut f, cell) = self.query(&coordinates);
+                if let Some(state) = &mut state {
+                    f = mix(f, self.feed(plan, state, query, cell, plan.positions[at]));
+                }
                 if query >= row.sample_from {
                     output.tokens.push(sample(f));
                 }
@@ -137,93 +162,54 @@ impl Toy {
 
     /// Fills the slots that a failed step had to write with wrong values.
     fn spoil(&mut self, plan: &Plan) {
-        let destinations = plan.moves.iter().map(|m| m.to).chain(plan.write_slots.iter().copied());
-        for slot in destinations {
-            *self.slot_mut(slot) = Cell { value: 99, spoiled: true, ..Cell::default() };
+        for (group, section) in plan.sections().enumerate() {
+            let destinations = section.moves.iter().map(|m| m.to).chain(section.write_slots.iter().copied());
+            for slot in destinations {
+                *self.slot_mut(group, slot) = Cell { value: 99, spoiled: true, ..Cell::default() };
+            }
         }
+        self.spoil_states(plan);
     }
 
     /// Slot copies: all sources are read before any destination is written.
     fn move_rows(&mut self, plan: &Plan) {
         let mut moved = std::mem::take(&mut self.moved);
-        moved.clear();
-        moved.extend(plan.moves.iter().map(|m| self.slots.get(m.from as usize).copied().unwrap_or_default()));
-        for (m, cell) in plan.moves.iter().zip(&moved) {
-            *self.slot_mut(m.to) = *cell;
+        for (group, section) in plan.sections().enumerate() {
+            let Section { moves, .. } = section;
+            moved.clear();
+            moved.extend(moves.iter().map(|m| self.slot(group, m.from)));
+            for (m, cell) in moves.iter().zip(&moved) {
+                *self.slot_mut(group, m.to) = *cell;
+            }
         }
         self.moved = moved;
     }
 
-    fn slot_mut(&mut self, slot: Slot) -> &mut Cell {
-        let slot = slot as usize;
-        if slot >= self.slots.len() {
-            self.slots.resize(slot + 1, Cell::default());
+    /// The slots of a group: 0, or the number of a window group.
+    fn pool(&self, group: usize) -> &[Cell] {
+        match group.checked_sub(1) {
+            None => &self.slots,
+            Some(window) => self.window_slots.get(window).map_or(&[], Vec::as_slice),
         }
-        &mut self.slots[slot]
     }
 
-    /// Runs one token of a row; returns the value to sample from.
-    #[allow(clippy::too_many_arguments)] // the coordinates of one token
-    fn query(
-        &mut self,
-        row: &BatchRow,
-        plan: &Plan,
-        planned: &PlanRow,
-        query: u32,
-        at: usize,
-        token: Token,
-        known: bool,
-    ) -> u64 {
-        let position = plan.positions[at];
-        let mut entries = std::mem::take(&mut self.entries);
-        entries.clear();
-        let mut foreign = false;
-        for (i, (pool, slot, position)) in plan.entries(planned).enumerate() {
-            if plan.sees(planned, query, i as u32) {
-                foreign |= pool != PoolId(0);
-                entries.push((slot, position));
-            }
+    fn slot(&self, group: usize, slot: Slot) -> Cell {
+        self.pool(group).get(slot as usize).copied().unwrap_or_default()
+    }
+
+    fn slot_mut(&mut self, group: usize, slot: Slot) -> &mut Cell {
+        if group > self.window_slots.len() {
+            self.window_slots.resize(group, Vec::new());
         }
-        if foreign {
-            self.note(format!("step {}: reads a pool that the toy has not", plan.step.0));
-        }
-        let own = entries.pop();
-        if own.map(|(_, position)| position) != Some(position) {
-            self.note(format!(
-                "step {}: a query at {position} does not see itself last: {own:?}",
-                plan.step.0
-            ));
-        }
-        let token = match token {
-            IN_FLIGHT => self.rows.get(row.pool_row.0 as usize).map_or(0, |state| state.newest),
-            token => token,
+        let pool = match group.checked_sub(1) {
+            None => &mut self.slots,
+            Some(window) => &mut self.window_slots[window],
         };
-        let spoiled =
-            entries.iter().any(|(slot, _)| self.slots.get(*slot as usize).is_some_and(|cell| cell.spoiled));
-        let f = entries.iter().fold(START, |f, (slot, _)| {
-            mix(f, self.slots.get(*slot as usize).copied().unwrap_or_default().value)
-        });
-        let before = self.check_prefix(row, plan, &entries, position);
-        if known && !spoiled {
-            self.learn(row, plan, &entries, token, before);
+        let slot = slot as usize;
+        if slot >= pool.len() {
+            pool.resize(slot + 1, Cell::default());
         }
-        let value = mix(f, token.into());
-        let tag = digest(before, token);
-        *self.slot_mut(plan.write_slots[at]) = Cell { value, token, tag, before, spoiled };
-        if let Some((slot, _)) = own {
-            let stored = *self.slot_mut(slot);
-            let redirected = query < planned.redirected;
-            if (slot != plan.write_slots[at]) != redirected {
-                self.note(format!("step {}: the write of position {position} goes elsewhere", plan.step.0));
-            }
-            if stored.tag != tag && !stored.spoiled {
-                self.note(format!("step {}: slot {slot} holds another prefix at {position}", plan.step.0));
-            }
-            self.entries = entries;
-            return mix(f, stored.value);
-        }
-        self.entries = entries;
-        mix(f, value)
+        &mut pool[slot]
     }
 }
 
@@ -311,7 +297,7 @@ mod tests {
     use crate::output_source::OutputSource;
     use crate::preset::Preset;
     use kvasir_exec::{BatchRow, RowKind, StepKind};
-    use kvasir_kv::{Cache, ClaimRow, Contiguous, SeqId, StepId};
+    use kvasir_kv::{Cache, ClaimRow, Contiguous, SeqId, StepId, Token};
 
     /// The step that feeds `tokens` to `seq`.
     fn step(cache: &mut Contiguous, id: u64, seq: SeqId, tokens: &[Token]) -> Box<Step> {

@@ -7,6 +7,8 @@ use kvasir_kv::Token;
 const PRIME: u128 = (1 << 61) - 1;
 /// F before any slot is folded in.
 pub(crate) const START: u64 = 1;
+/// The recurrent state before the first token.
+pub(crate) const STATE_START: u64 = 3;
 /// End-of-sequence token.
 const EOS: Token = 2;
 
@@ -23,6 +25,65 @@ pub(crate) fn sample(f: u64) -> Token {
     }
 }
 
+/// The layer groups of the toy model beside its full attention.
+///
+/// With windows w, `F` is `mix(F, W)` for each of them before `e = mix(F, t)`, where `W` folds the
+/// values of the w − 1 positions before. With a state, `S = mix(S, e)` from 3 on, and the output is
+/// `sample(mix(mix(F, e), S))`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToyShape {
+    /// Widths of the windows, at least 1.
+    pub windows: Vec<u32>,
+    /// Whether it has a recurrent state.
+    pub state: bool,
+}
+
+impl ToyShape {
+    /// The reference output for `prompt`; see [`Toy::alone`].
+    pub fn alone(&self, prompt: &[Token], max_tokens: u32, ignore_eos: bool) -> Vec<Token> {
+        self.continued(&mut Vec::new(), prompt, max_tokens, ignore_eos)
+    }
+
+    fn continued(
+        &self,
+        values: &mut Vec<u64>,
+        rest: &[Token],
+        max_tokens: u32,
+        ignore_eos: bool,
+    ) -> Vec<Token> {
+        // A step starts from F = 1 and folds in every stored slot; carrying F along gives the same
+        // value.
+        let mut full = values.iter().fold(START, |f, value| mix(f, *value));
+        let mut state = values.iter().fold(STATE_START, |state, value| mix(state, *value));
+        let mut feed = |token: Token| {
+            let window = |width: &u32| {
+                let first = values.len().saturating_sub(*width as usize - 1);
+                values[first..].iter().fold(START, |f, value| mix(f, *value))
+            };
+            let f = self.windows.iter().map(window).fold(full, mix);
+            let value = mix(f, token.into());
+            values.push(value);
+            full = mix(full, value);
+            state = mix(state, value);
+            let f = mix(f, value);
+            if self.state { mix(f, state) } else { f }
+        };
+        let mut outputs = Vec::new();
+        let mut last = rest.iter().map(|token| feed(*token)).last().unwrap_or(START);
+        while outputs.len() < max_tokens as usize {
+            let token = sample(last);
+            outputs.push(token);
+            if token == EOS && !ignore_eos {
+                break;
+            }
+            if outputs.len() < max_tokens as usize {
+                last = feed(token);
+            }
+        }
+        outputs
+    }
+}
+
 impl Toy {
     /// The end-of-sequence token of the toy model.
     pub const EOS: Token = EOS;
@@ -30,7 +91,7 @@ impl Toy {
     /// The reference output for `prompt`: at most `max_tokens` tokens, up to and including
     /// [`Toy::EOS`] unless it is ignored.
     pub fn alone(prompt: &[Token], max_tokens: u32, ignore_eos: bool) -> Vec<Token> {
-        continued(&mut Vec::new(), prompt, max_tokens, ignore_eos)
+        ToyShape::default().alone(prompt, max_tokens, ignore_eos)
     }
 
     /// The reference output of a request that shifts its full context of `context` tokens and keeps
@@ -65,32 +126,8 @@ impl Toy {
     /// The reference output after slots that hold `values`, however these were computed, and then
     /// `rest`; EOS does not end it. Appends the values of `rest` and of the outputs but the last.
     pub fn after(values: &mut Vec<u64>, rest: &[Token], max_tokens: u32) -> Vec<Token> {
-        continued(values, rest, max_tokens, true)
+        ToyShape::default().continued(values, rest, max_tokens, true)
     }
-}
-
-fn continued(values: &mut Vec<u64>, rest: &[Token], max_tokens: u32, ignore_eos: bool) -> Vec<Token> {
-    // A step starts from F = 1 and folds in every stored slot; carrying F along gives the same value.
-    let mut f = values.iter().fold(START, |f, value| mix(f, *value));
-    let mut feed = |token: Token| {
-        let value = mix(f, token.into());
-        values.push(value);
-        f = mix(f, value);
-        f
-    };
-    let mut outputs = Vec::new();
-    let mut last = rest.iter().map(|token| feed(*token)).last().unwrap_or(START);
-    while outputs.len() < max_tokens as usize {
-        let token = sample(last);
-        outputs.push(token);
-        if token == EOS && !ignore_eos {
-            break;
-        }
-        if outputs.len() < max_tokens as usize {
-            last = feed(token);
-        }
-    }
-    outputs
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ impl Toy {
         let row_state = self.rows.get(row.pool_row.0 as usize);
         let skipped = row_state.map_or(0, |state| state.skipped);
         for (i, (slot, at)) in entries.iter().enumerate() {
-            let cell = self.slots.get(*slot as usize).copied().unwrap_or_default();
+            let cell = self.slot(0, *slot);
             let holds = match skipped {
                 0 => {
                     let own = row_state.and_then(|state| state.tags.get(*at as usize));
