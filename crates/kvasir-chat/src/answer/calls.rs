@@ -1,6 +1,6 @@
 //! Streaming tool call parser: dispatches generated text to the parser of the model's dialect.
 //!
-//! The parsers are `json_calls`, `tagged_calls` (XML-like) and `pythonic_calls`; `calls_or_format` is
+//! The parsers are `json_calls`, `tagged_calls` (XML-like) and `whole_calls`; `calls_or_format` is
 //! in front of them if the answer may be in a response format instead. Harmony (gpt-oss) calls are
 //! parsed with the channels, in `harmony`.
 //!
@@ -16,8 +16,8 @@ use crate::answer::call_constraint::CallConstraint;
 use crate::answer::calls::calls_or_format::CallsOrFormat;
 use crate::answer::events::CallEvent;
 use crate::answer::json_calls::JsonCalls;
-use crate::answer::pythonic_calls::PythonicCalls;
 use crate::answer::tagged_calls::TaggedCalls;
+use crate::answer::whole_calls::WholeCalls;
 use crate::dialect::markers::CallFormat;
 use crate::dialect::tool_calls::ToolDialect;
 use crate::tool::Tool;
@@ -31,7 +31,7 @@ pub struct ToolCallParser(Parser);
 enum Parser {
     Json(JsonCalls),
     Tagged(TaggedCalls),
-    Pythonic(PythonicCalls),
+    Whole(WholeCalls),
     OrFormat(Box<CallsOrFormat>),
 }
 
@@ -45,7 +45,7 @@ impl ToolCallParser {
         Some(Self(match dialect.call_format() {
             CallFormat::Json(marks) => Parser::Json(JsonCalls::new(marks, tools, constrained)),
             CallFormat::Tagged(tags) => Parser::Tagged(TaggedCalls::new(tags, tools, constrained)),
-            CallFormat::Pythonic => Parser::Pythonic(PythonicCalls::default()),
+            CallFormat::Whole(markers) => Parser::Whole(WholeCalls::new(markers)),
             CallFormat::Harmony => return None,
         }))
     }
@@ -72,7 +72,7 @@ impl ToolCallParser {
         match &mut self.0 {
             Parser::Json(calls) => calls.push(text),
             Parser::Tagged(calls) => calls.push(text),
-            Parser::Pythonic(calls) => calls.push(text),
+            Parser::Whole(calls) => calls.push(text),
             Parser::OrFormat(parser) => parser.push(text),
         }
     }
@@ -83,7 +83,7 @@ impl ToolCallParser {
         match &mut self.0 {
             Parser::Json(calls) => calls.finish(),
             Parser::Tagged(calls) => calls.finish(),
-            Parser::Pythonic(calls) => calls.finish(),
+            Parser::Whole(calls) => calls.finish(),
             Parser::OrFormat(parser) => parser.finish(),
         }
     }
@@ -94,7 +94,7 @@ impl ToolCallParser {
             Parser::Json(calls) => calls.is_open(),
             Parser::Tagged(calls) => calls.is_open(),
             // A list of calls is emitted as a whole.
-            Parser::Pythonic(_) => false,
+            Parser::Whole(_) => false,
             Parser::OrFormat(parser) => parser.is_open(),
         }
     }
@@ -104,7 +104,7 @@ impl ToolCallParser {
         match &self.0 {
             Parser::Json(calls) => calls.count(),
             Parser::Tagged(calls) => calls.count(),
-            Parser::Pythonic(calls) => calls.count(),
+            Parser::Whole(calls) => calls.count(),
             Parser::OrFormat(parser) => parser.count(),
         }
     }

@@ -15,10 +15,10 @@ pub(crate) mod events;
 pub(crate) mod harmony;
 pub(crate) mod items;
 pub(crate) mod json_calls;
-pub(crate) mod pythonic_calls;
 pub(crate) mod reasoning;
 pub(crate) mod stop_sequences;
 pub(crate) mod tagged_calls;
+pub(crate) mod whole_calls;
 
 pub use crate::answer::call_constraint::CallConstraint;
 pub use crate::answer::calls::ToolCallParser;

@@ -4,8 +4,12 @@
 //! Parser and grammar must agree: text generated under the grammar parses to a call that fits its
 //! tool's schema. `grammar/call_grammars/tests.rs` checks this on random answers.
 
-use crate::dialect::call_parts::{after, arguments, object, object_after_brace, pythonic, tagged};
-use crate::dialect::markers::{CallFormat, DEEPSEEK, DSML, GLM, PYTHON_FENCE, QWEN3_CODER};
+use crate::dialect::call_parts::{
+    after, arguments, gemma_arguments, object, object_after_brace, pythonic, tagged,
+};
+use crate::dialect::markers::{
+    CallFormat, DEEPSEEK, DSML, GEMMA4, GLM, LFM2, NEMOTRON, PYTHON_FENCE, QWEN3_CODER,
+};
 use crate::dialect::tool_calls::ToolDialect;
 use crate::grammar::call_scanner::{CallSyntax, NextObject, Unmarked};
 use crate::grammar::spec::{Calls, Part};
@@ -19,6 +23,9 @@ impl ToolDialect {
             Self::Hermes | Self::Glm45 | Self::Qwen3Coder => ("", "\n", ""),
             Self::Llama3Json => ("", "; ", ""),
             Self::Pythonic => ("[", ", ", "]"),
+            Self::Lfm2 => ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+            Self::Nemotron => ("<TOOLCALL>[", ", ", "]</TOOLCALL>"),
+            Self::Gemma4 => ("", "", ""),
             Self::Mistral => ("", "", ""),
             Self::DeepSeekV3 => ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
             Self::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
@@ -101,6 +108,22 @@ impl ToolDialect {
                     ..CallSyntax::default()
                 }
             }
+            Self::Lfm2 => {
+                let call = |tool: &Tool| self.call(tool);
+                CallSyntax {
+                    grammars: vec![vec![calls("[", ", ", "]<|tool_call_end|>", &call)]],
+                    openings: vec![(LFM2.open, 0)],
+                    ..CallSyntax::default()
+                }
+            }
+            Self::Nemotron => {
+                let one = object(&["arguments"]);
+                CallSyntax {
+                    grammars: vec![vec![calls("[", ", ", "]</TOOLCALL>", &one)]],
+                    openings: vec![(NEMOTRON.open[0], 0)],
+                    ..CallSyntax::default()
+                }
+            }
             Self::Mistral => {
                 let named = |tool: &Tool| {
                     let id = vec![Part::Text("[CALL_ID]".into()), Part::Regex("[a-zA-Z0-9]{1,32}".into())];
@@ -168,11 +191,12 @@ impl ToolDialect {
             Self::DeepSeekV32 => own(DSML.open),
             Self::Glm45 => own(GLM.open),
             Self::Qwen3Coder => own(QWEN3_CODER.open),
+            Self::Gemma4 => own(GEMMA4.open),
         };
         let decoration = match self.call_format() {
             CallFormat::Json(marks) => marks.decoration,
             CallFormat::Tagged(tags) => tags.decoration,
-            CallFormat::Pythonic | CallFormat::Harmony => &[],
+            CallFormat::Whole(_) | CallFormat::Harmony => &[],
         };
         CallSyntax { decoration: decoration.to_vec(), names, ..syntax }
     }
@@ -215,7 +239,13 @@ impl ToolDialect {
                     vec![Part::Text(format!("<｜DSML｜parameter name=\"{key}\" string=\"{is_text}\">"))]
                 })
             }
-            Self::Pythonic => pythonic(name, &schema),
+            Self::Pythonic | Self::Lfm2 => pythonic(name, &schema),
+            Self::Nemotron => around(object("arguments"), "}"),
+            Self::Gemma4 => {
+                let open = Part::Text(format!("{}call:{name}", GEMMA4.open));
+                let close = Part::Text(GEMMA4.close.into());
+                [open].into_iter().chain(gemma_arguments(&schema)).chain([close]).collect()
+            }
         }
     }
 }

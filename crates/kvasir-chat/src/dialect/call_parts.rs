@@ -3,10 +3,11 @@
 //!
 //! `call_layout` puts a dialect's markers around them.
 
-use crate::dialect::markers::TagMarkers;
+use crate::dialect::markers::{GEMMA4, TagMarkers};
 use crate::dialect::schema_types::admits;
 use crate::grammar::lark::text_patterns;
 use crate::grammar::spec::{Part, Raw};
+use crate::scan::gemma_calls::QUOTE;
 use crate::tool::Tool;
 use serde_json::{Value, json};
 
@@ -228,25 +229,57 @@ fn takes_unlisted(schema: &Value) -> bool {
 
 /// Grammar parts of a Python call: required arguments, then optional ones; values as JSON.
 pub(crate) fn pythonic(name: &str, schema: &Value) -> Vec<Part> {
-    let argument = |(key, property, _): (&String, Value, bool)| {
-        vec![Part::Text(format!("{key}=")), Part::Json(property)]
-    };
-    let (needed, free): (Vec<_>, Vec<_>) = properties(schema).partition(|(_, _, required)| *required);
-    let comma = || Part::Text(", ".into());
-    let mut parts = vec![Part::Text(format!("{name}("))];
-    if takes_unlisted(schema) {
-        let any = [Part::Regex(KEY.into()), Part::Text("=".into()), Part::Json(json!({}))];
-        let more = [comma()].into_iter().chain(any.clone()).collect();
-        parts.push(Part::Optional(any.into_iter().chain([Part::Many(more)]).collect()));
-    } else if needed.is_empty() {
-        parts.push(Part::Some(", ".into(), free.into_iter().map(argument).collect()));
-    } else {
-        for (n, one) in needed.into_iter().map(argument).enumerate() {
-            parts.extend((n > 0).then(comma).into_iter().chain(one));
+    let argument = |key: &str, property: Value| vec![Part::Text(format!("{key}=")), Part::Json(property)];
+    let any = [Part::Regex(KEY.into()), Part::Text("=".into()), Part::Json(json!({}))];
+    list(schema, [format!("{name}("), ", ".into(), ")".into()], argument, &any)
+}
+
+/// Grammar parts of Gemma 4's arguments: bare keys, strings between quote tokens, all else as JSON.
+pub(crate) fn gemma_arguments(schema: &Value) -> Vec<Part> {
+    let quote = || Part::Text(QUOTE.into());
+    let without = [QUOTE, GEMMA4.close, GEMMA4.open].map(str::to_owned).to_vec();
+    let value = |form: ValueForm| match form {
+        ValueForm::Text(patterns) => {
+            let raw = Raw { patterns, without: without.clone(), pad: String::new(), end: QUOTE.into() };
+            vec![quote(), Part::Raw(raw)]
         }
-        let free = free.into_iter().map(argument);
-        parts.extend(free.map(|one| Part::Optional([comma()].into_iter().chain(one).collect())));
+        ValueForm::Listed(texts) => vec![quote(), Part::OneOf(texts), quote()],
+        ValueForm::Json(schema) => vec![Part::Json(schema)],
+    };
+    let argument = |key: &str, property: Value| {
+        let is_bare = key.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'));
+        let key = if is_bare && !key.is_empty() { key.to_owned() } else { json!(key).to_string() };
+        let values = value_forms(&property, true).into_iter().map(value).collect();
+        vec![Part::Text(format!("{key}:")), Part::Either(values)]
+    };
+    let any = [Part::Regex(KEY.into()), Part::Text(":".into()), Part::Json(json!({}))];
+    list(schema, ["{", ",", "}"].map(str::to_owned), argument, &any)
+}
+
+/// Grammar parts of named arguments between two brackets: required ones, then optional ones. `any` is
+/// an argument that the schema does not list.
+fn list(
+    schema: &Value,
+    [open, comma, close]: [String; 3],
+    argument: impl Fn(&str, Value) -> Vec<Part>,
+    any: &[Part],
+) -> Vec<Part> {
+    let one = |(key, property, _): (&String, Value, bool)| argument(key, property);
+    let (needed, free): (Vec<_>, Vec<_>) = properties(schema).partition(|(_, _, required)| *required);
+    let separator = || Part::Text(comma.clone());
+    let mut parts = vec![Part::Text(open)];
+    if takes_unlisted(schema) {
+        let more = [separator()].into_iter().chain(any.iter().cloned()).collect();
+        parts.push(Part::Optional(any.iter().cloned().chain([Part::Many(more)]).collect()));
+    } else if needed.is_empty() {
+        parts.push(Part::Some(comma.clone(), free.into_iter().map(one).collect()));
+    } else {
+        for (n, one) in needed.into_iter().map(one).enumerate() {
+            parts.extend((n > 0).then(separator).into_iter().chain(one));
+        }
+        let free = free.into_iter().map(one);
+        parts.extend(free.map(|one| Part::Optional([separator()].into_iter().chain(one).collect())));
     }
-    parts.push(Part::Text(")".into()));
+    parts.push(Part::Text(close));
     parts
 }

@@ -2,6 +2,10 @@
 //!
 //! The parsers (`answer`) and the grammars of calls (`call_layout`) read the same tables.
 
+use crate::scan::gemma_calls::{self, QUOTE};
+use crate::scan::python_calls;
+use serde_json::Value;
+
 /// Marker table of a dialect whose call arguments are JSON.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct JsonMarkers {
@@ -143,10 +147,62 @@ pub(crate) const PYTHON_FENCE: &str = "```tool_code";
 pub(crate) const HARMONY_MARKERS: &[&str] =
     &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"];
 
+/// Marker table of a dialect whose calls are read as a whole.
+#[derive(Debug)]
+pub(crate) struct WholeMarkers {
+    /// Starts the calls.
+    pub(crate) open: &'static str,
+    /// Ends them.
+    pub(crate) close: &'static str,
+    /// Delimiters of strings, in which the end marker is text.
+    pub(crate) strings: &'static [&'static str],
+    /// An unmarked list at the start of the answer may be calls.
+    pub(crate) leading_list: bool,
+    /// Control tokens that detokenization must keep.
+    pub(crate) control_tokens: &'static [&'static str],
+    /// Reads what is between the markers: names and arguments. `None` if it is no call.
+    pub(crate) read: fn(&str) -> Option<Vec<(String, Value)>>,
+}
+
+pub(crate) const PYTHON: WholeMarkers = WholeMarkers {
+    open: PYTHON_FENCE,
+    close: "```",
+    strings: &[],
+    leading_list: true,
+    control_tokens: &[],
+    read: python_calls::calls,
+};
+
+pub(crate) const LFM2: WholeMarkers = WholeMarkers {
+    open: "<|tool_call_start|>",
+    close: "<|tool_call_end|>",
+    strings: &["\"", "'"],
+    leading_list: false,
+    control_tokens: &["<|tool_call_start|>", "<|tool_call_end|>"],
+    read: python_calls::calls,
+};
+
+pub(crate) const GEMMA4: WholeMarkers = WholeMarkers {
+    open: "<|tool_call>",
+    close: "<tool_call|>",
+    strings: &[QUOTE, "\""],
+    leading_list: false,
+    control_tokens: &["<|tool_call>", "<tool_call|>", QUOTE],
+    read: gemma_calls::calls,
+};
+
+pub(crate) const NEMOTRON: JsonMarkers = JsonMarkers {
+    open: &["<TOOLCALL>"],
+    close: Some("</TOOLCALL>"),
+    decoration: &[],
+    unmarked: false,
+    body: CallBody::Object,
+};
+
 /// How a dialect writes calls, with its marker table.
 pub(crate) enum CallFormat {
     Json(&'static JsonMarkers),
     Tagged(&'static TagMarkers),
-    Pythonic,
+    Whole(&'static WholeMarkers),
     Harmony,
 }

@@ -9,6 +9,8 @@ pub enum ReasoningDialect {
     Mistral,
     /// The harmony `analysis` channel: gpt-oss.
     Harmony,
+    /// `<|channel>thought…<channel|>`: Gemma 4.
+    Gemma4,
 }
 
 /// Reasoning parser names, as other inference engines spell them.
@@ -19,6 +21,7 @@ const NAMES: &[(&str, ReasoningDialect)] = &[
     ("glm45", ReasoningDialect::Think),
     ("mistral", ReasoningDialect::Mistral),
     ("openai_gptoss", ReasoningDialect::Harmony),
+    ("gemma4", ReasoningDialect::Gemma4),
 ];
 
 impl ReasoningDialect {
@@ -37,6 +40,7 @@ impl ReasoningDialect {
         let has = |mark: &str| template.contains(mark);
         match () {
             () if has("<|channel|>") && has("<|message|>") => Some(Self::Harmony),
+            () if has("<|channel>") => Some(Self::Gemma4),
             () if has("</think>") || has("<think>") => Some(Self::Think),
             () if has("[THINK]") => Some(Self::Mistral),
             () => None,
@@ -48,6 +52,7 @@ impl ReasoningDialect {
         match self {
             Self::Think => ("<think>", "</think>"),
             Self::Mistral => ("[THINK]", "[/THINK]"),
+            Self::Gemma4 => ("<|channel>thought", "<channel|>"),
             Self::Harmony => ("<|channel|>analysis<|message|>", "<|end|>"),
         }
     }

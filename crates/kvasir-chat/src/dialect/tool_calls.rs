@@ -6,7 +6,8 @@
 //! control tokens that detokenization must keep; `call_layout` builds the grammars of calls.
 
 use crate::dialect::markers::{
-    CallBody, CallFormat, DEEPSEEK, DSML, GLM, HARMONY_MARKERS, HERMES, LLAMA3, MISTRAL, PHI4, QWEN3_CODER,
+    CallBody, CallFormat, DEEPSEEK, DSML, GEMMA4, GLM, HARMONY_MARKERS, HERMES, LFM2, LLAMA3, MISTRAL,
+    NEMOTRON, PHI4, PYTHON, QWEN3_CODER,
 };
 
 /// A tool call dialect: how a model family writes tool calls.
@@ -17,8 +18,14 @@ pub enum ToolDialect {
     Hermes,
     /// `{"name": .., "parameters": ..}`, also after `<|python_tag|>`: Llama 3.
     Llama3Json,
-    /// `[f(a=1)]`: Llama 3.2 and 4, Gemma (also in a `tool_code` fence).
+    /// `[f(a=1)]`: Llama 3.2 and 4, Gemma 3 (also in a `tool_code` fence).
     Pythonic,
+    /// `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`: LFM2.
+    Lfm2,
+    /// `<|tool_call>call:f{a:1,b:<|"|>text<|"|>}<tool_call|>`: Gemma 4.
+    Gemma4,
+    /// `<TOOLCALL>[{"name": .., "arguments": ..}]</TOOLCALL>`: Nemotron.
+    Nemotron,
     /// `[TOOL_CALLS][{..}]`, or `[TOOL_CALLS]name[ARGS]{..}`.
     Mistral,
     /// `name`, then arguments in a code fence, between DeepSeek's markers: V3, R1.
@@ -43,6 +50,9 @@ const NAMES: &[(&str, ToolDialect)] = &[
     ("hermes", ToolDialect::Hermes),
     ("llama3_json", ToolDialect::Llama3Json),
     ("pythonic", ToolDialect::Pythonic),
+    ("lfm2", ToolDialect::Lfm2),
+    ("gemma4", ToolDialect::Gemma4),
+    ("nemotron_json", ToolDialect::Nemotron),
     ("mistral", ToolDialect::Mistral),
     ("deepseek_v3", ToolDialect::DeepSeekV3),
     ("deepseek_v31", ToolDialect::DeepSeekV31),
@@ -72,6 +82,9 @@ impl ToolDialect {
             () if has("｜DSML｜") => Self::DeepSeekV32,
             () if has("<｜tool▁calls▁begin｜>") && has("```json") => Self::DeepSeekV3,
             () if has("<｜tool▁calls▁begin｜>") => Self::DeepSeekV31,
+            () if has("<|tool_call>call:") => Self::Gemma4,
+            () if has("<|tool_call_start|>") || has("<|tool_list_start|>") => Self::Lfm2,
+            () if has("<TOOLCALL>") => Self::Nemotron,
             () if has("<arg_key>") => Self::Glm45,
             () if has("<function=") && has("<parameter=") => Self::Qwen3Coder,
             () if has("<tool_call>") => Self::Hermes,
@@ -97,7 +110,10 @@ impl ToolDialect {
             Self::Glm45 => CallFormat::Tagged(&GLM),
             Self::Qwen3Coder => CallFormat::Tagged(&QWEN3_CODER),
             Self::DeepSeekV32 => CallFormat::Tagged(&DSML),
-            Self::Pythonic => CallFormat::Pythonic,
+            Self::Nemotron => CallFormat::Json(&NEMOTRON),
+            Self::Pythonic => CallFormat::Whole(&PYTHON),
+            Self::Lfm2 => CallFormat::Whole(&LFM2),
+            Self::Gemma4 => CallFormat::Whole(&GEMMA4),
             Self::Harmony => CallFormat::Harmony,
         }
     }
@@ -122,7 +138,7 @@ impl ToolDialect {
                 let own = [t.open, t.key, t.key_end, t.value, t.value_end, t.close, "｜DSML｜"];
                 own.into_iter().chain(t.decoration.iter().copied()).collect()
             }
-            CallFormat::Pythonic => Vec::new(),
+            CallFormat::Whole(markers) => markers.control_tokens.to_vec(),
             CallFormat::Harmony => HARMONY_MARKERS.to_vec(),
         }
     }

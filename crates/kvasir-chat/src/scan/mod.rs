@@ -1,9 +1,10 @@
 //! Incremental scanners of generated text: incomplete markers, prefixes of JSON, Python-style
-//! calls.
+//! calls, Gemma 4's calls.
 //!
 //! Knows no dialect. The call scanner (`grammar`) and the parsers (`answer`) build on it, so that
 //! both read a call alike.
 
+pub(crate) mod gemma_calls;
 pub(crate) mod hold_back;
 pub(crate) mod json_prefix;
 pub(crate) mod python_calls;

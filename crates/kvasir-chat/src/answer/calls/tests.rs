@@ -247,6 +247,43 @@ fn pythonic() {
 }
 
 #[test]
+fn lfm2() {
+    let d = ToolDialect::Lfm2;
+    let one = "<|tool_call_start|>[get(city=\"Par}\\\"{is\", n=2), now()]<|tool_call_end|>";
+    check(d, &format!("Sure. {one} Done."), "Sure. Done.", &[("get", paris()), ("now", json!({}))]);
+    let hidden = "<|tool_call_start|>[get(city='a<|tool_call_end|>b')]<|tool_call_end|>";
+    check(d, hidden, "", &[("get", json!({"city": "a<|tool_call_end|>b"}))]);
+    for text in
+        ["[get(n=1)]", "<|tool_call_start|>x<|tool_call_end|> y", "<|tool_call_start|>[get(", "a <|tool_ b"]
+    {
+        check(d, text, text, &[]);
+    }
+}
+
+#[test]
+fn gemma4() {
+    let d = ToolDialect::Gemma4;
+    let one = "<|tool_call>call:get{city:<|\"|>Par}\"{is<|\"|>,n:2}<tool_call|>";
+    check(d, &format!("Sure.{one}{one}"), "Sure.", &[("get", paris()), ("get", paris())]);
+    check(d, "<|tool_call>call:now{}<tool_call|>", "", &[("now", json!({}))]);
+    let deep = "<|tool_call>call:get{deep:{a:[true,<|\"|><tool_call|><|\"|>]}}<tool_call|>";
+    check(d, deep, "", &[("get", json!({"deep": {"a": [true, "<tool_call|>"]}}))]);
+    for text in ["call:get{}", "<|tool_call>get{}<tool_call|> y", "<|tool_call>call:get{n:", "a <|tool_ b"] {
+        check(d, text, text, &[]);
+    }
+}
+
+#[test]
+fn nemotron() {
+    let d = ToolDialect::Nemotron;
+    let args = "{\"city\": \"Par}\\\"{is\", \"n\": 2}";
+    let text = format!(
+        "<TOOLCALL>[{{\"name\": \"get\", \"arguments\": {args}}}, {{\"name\": \"now\", \"arguments\": {{}}}}]</TOOLCALL>"
+    );
+    check(d, &text, "", &[("get", paris()), ("now", json!({}))]);
+}
+
+#[test]
 fn phi() {
     let d = ToolDialect::Phi4;
     let args = "{\"city\": \"Par}\\\"{is\", \"n\": 2}";
@@ -281,6 +318,9 @@ fn templates_tell_the_dialect() {
         ("<|header_start|>{\"name\": function name, \"parameters\": dict}", ToolDialect::Llama3Json),
         ("<|start_header_id|>", ToolDialect::Hermes),
         ("<|channel|>analysis<|message|>", ToolDialect::Harmony),
+        ("'<|tool_call>call:' + name", ToolDialect::Gemma4),
+        ("<|tool_list_start|>", ToolDialect::Lfm2),
+        ("<TOOLCALL>", ToolDialect::Nemotron),
         ("", ToolDialect::Hermes),
     ] {
         assert_eq!(ToolDialect::of_template(mark), dialect, "{mark}");

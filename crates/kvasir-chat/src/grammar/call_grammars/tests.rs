@@ -395,7 +395,7 @@ fn read(reading: &ParseOptions, text: &str) -> Vec<(String, String)> {
 pub(in crate::grammar) fn drawn_tools(dialect: ToolDialect, random: &mut Random) -> [Tool; 3] {
     let mut drawn = || match dialect {
         // Python argument names cannot be arbitrary text.
-        ToolDialect::Pythonic => {
+        ToolDialect::Pythonic | ToolDialect::Lfm2 => {
             let flags = json!({"type": "array", "items": {"type": "boolean"}, "maxItems": 3});
             let deep = json!({"type": "object", "properties": {"a": flags}});
             let city = json!({"type": "string", "maxLength": 9});

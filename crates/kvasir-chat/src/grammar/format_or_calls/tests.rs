@@ -139,6 +139,11 @@ fn call(dialect: ToolDialect, n: u32) -> String {
         ToolDialect::Phi4 => {
             format!("<|tool_call|>[{{\"name\": \"get\", \"arguments\": {json}}}]<|/tool_call|>")
         }
+        ToolDialect::Lfm2 => format!("<|tool_call_start|>[get(n={n})]<|tool_call_end|>"),
+        ToolDialect::Gemma4 => format!("<|tool_call>call:get{{n:{n}}}<tool_call|>"),
+        ToolDialect::Nemotron => {
+            format!("<TOOLCALL>[{{\"name\": \"get\", \"arguments\": {json}}}]</TOOLCALL>")
+        }
         ToolDialect::Harmony => {
             format!("<|channel|>commentary to=functions.get <|constrain|>json<|message|>{json}")
         }

@@ -1,18 +1,18 @@
-//! Streaming parser of Python-style tool calls (Llama 3.2 and 4, Gemma): a leading list, or a
-//! `tool_code` fence.
+//! Streaming parser of tool calls that are read as a whole: Python-style lists (Llama 3.2 and 4, Gemma 3,
+//! LFM2), and Gemma 4's calls.
 //!
-//! States: `Start` (only white space so far), `Text`, `Fence`. A list is held back until it is
-//! complete, and parsed as a whole: text that only resembles a call list stays text.
+//! States: `Start` (only white space so far), `Text`, `Marked`. Calls are held back until they are
+//! complete: text that only resembles a call stays text.
 
 use crate::answer::events::{CallEvent, TextBetweenCalls};
-use crate::dialect::markers::PYTHON_FENCE;
+use crate::dialect::markers::WholeMarkers;
 use crate::scan::hold_back::{possible_start, take};
-use crate::scan::python_calls::calls;
 
-/// Streaming parser of Python-style calls (`[get(city="Paris")]`): a list at the start of the
-/// answer, or the body of a fence.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct PythonicCalls {
+/// Streaming parser of calls between two markers, and of a list at the start of the answer in dialects
+/// that have such lists.
+#[derive(Clone, Debug)]
+pub(crate) struct WholeCalls {
+    markers: &'static WholeMarkers,
     held: String,
     state: State,
     text: TextBetweenCalls,
@@ -25,12 +25,17 @@ enum State {
     #[default]
     Start,
     Text,
-    Fence,
+    /// Behind a start marker.
+    Marked,
 }
 
-const CLOSE: &str = "```";
+impl WholeCalls {
+    pub(super) fn new(markers: &'static WholeMarkers) -> Self {
+        let text = TextBetweenCalls::default();
+        let state = if markers.leading_list { State::Start } else { State::Text };
+        Self { markers, held: String::new(), state, text, count: 0 }
+    }
 
-impl PythonicCalls {
     pub(super) fn count(&self) -> usize {
         self.count
     }
@@ -41,7 +46,7 @@ impl PythonicCalls {
         while match self.state {
             State::Start => self.start(&mut events),
             State::Text => self.text(&mut events),
-            State::Fence => self.fence(&mut events),
+            State::Marked => self.marked(&mut events),
         } {}
         events
     }
@@ -49,9 +54,9 @@ impl PythonicCalls {
     pub(super) fn finish(&mut self) -> Vec<CallEvent> {
         let mut events = Vec::new();
         let held = std::mem::take(&mut self.held);
-        let fence = if self.state == State::Fence { PYTHON_FENCE } else { "" };
-        if fence.is_empty() || !self.take_calls(&held, &mut events) {
-            self.text.push(&format!("{fence}{held}"), &mut events);
+        let open = if self.state == State::Marked { self.markers.open } else { "" };
+        if open.is_empty() || !self.take_calls(&held, &mut events) {
+            self.text.push(&format!("{open}{held}"), &mut events);
         }
         events
     }
@@ -83,30 +88,32 @@ impl PythonicCalls {
     }
 
     fn text(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        let at = self.held.find(PYTHON_FENCE);
-        let sure = at.unwrap_or_else(|| self.held.len() - possible_start(&self.held, PYTHON_FENCE));
+        let open = self.markers.open;
+        let at = self.held.find(open);
+        let sure = at.unwrap_or_else(|| self.held.len() - possible_start(&self.held, open));
         let text = take(&mut self.held, sure);
         self.text.push(&text, events);
         if at.is_some() {
-            self.held.drain(..PYTHON_FENCE.len());
-            self.state = State::Fence;
+            self.held.drain(..open.len());
+            self.state = State::Marked;
         }
         at.is_some()
     }
 
-    fn fence(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        let Some(end) = self.held.find(CLOSE) else { return false };
+    fn marked(&mut self, events: &mut Vec<CallEvent>) -> bool {
+        let WholeMarkers { open, close, strings, .. } = *self.markers;
+        let Some(end) = find_outside(&self.held, close, strings) else { return false };
         let body = take(&mut self.held, end);
-        self.held.drain(..CLOSE.len());
+        self.held.drain(..close.len());
         if !self.take_calls(&body, events) {
-            self.text.push(&format!("{PYTHON_FENCE}{body}{CLOSE}"), events);
+            self.text.push(&format!("{open}{body}{close}"), events);
         }
         self.state = State::Text;
         true
     }
 
     fn take_calls(&mut self, text: &str, events: &mut Vec<CallEvent>) -> bool {
-        let Some(calls) = calls(text) else { return false };
+        let Some(calls) = (self.markers.read)(text) else { return false };
         for (name, arguments) in calls {
             events.push(CallEvent::Begin { index: self.count, name });
             events.push(CallEvent::Arguments { index: self.count, text: arguments.to_string() });
@@ -115,6 +122,38 @@ impl PythonicCalls {
         self.text.call();
         true
     }
+}
+
+/// Byte offset of the first `mark` outside of strings, which stand between two equal delimiters. A
+/// backslash escapes a character in strings whose delimiter is one character.
+fn find_outside(text: &str, mark: &str, delimiters: &[&str]) -> Option<usize> {
+    let (mut at, mut inside) = (0, None::<&str>);
+    while let Some(c) = text[at..].chars().next() {
+        let rest = &text[at..];
+        match inside {
+            Some(delimiter) if rest.starts_with(delimiter) => {
+                at += delimiter.len();
+                inside = None;
+                continue;
+            }
+            Some(delimiter) if c == '\\' && delimiter.len() == 1 => {
+                at += 1;
+                at += text[at..].chars().next().map_or(0, char::len_utf8);
+                continue;
+            }
+            Some(_) => {}
+            None if rest.starts_with(mark) => return Some(at),
+            None => {
+                if let Some(delimiter) = delimiters.iter().find(|delimiter| rest.starts_with(**delimiter)) {
+                    at += delimiter.len();
+                    inside = Some(delimiter);
+                    continue;
+                }
+            }
+        }
+        at += c.len_utf8();
+    }
+    None
 }
 
 /// Whether this incomplete list may still become a list of calls: a name and a parenthesis.

@@ -1,0 +1,150 @@
+//! Parser of Gemma 4's tool calls (`call:f{a:1,b:<|"|>text<|"|>}`): arguments become JSON.
+//!
+//! Strings stand between two quote tokens, without escapes. Keys are bare. Strings and keys in JSON's
+//! notation are read, too, since a grammar may require it for nested values.
+
+use serde_json::{Map, Value};
+
+/// The token on both sides of a string.
+pub(crate) const QUOTE: &str = "<|\"|>";
+
+/// Maximum nesting depth of an argument.
+const MAX_DEPTH: usize = 64;
+
+/// Parses the text between the markers of one call. `None` if it is anything else.
+pub(crate) fn calls(text: &str) -> Option<Vec<(String, Value)>> {
+    let text = text.trim().strip_prefix("call:")?;
+    let (name, arguments) = text.split_at(text.find('{')?);
+    let name = name.trim();
+    if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c == '"') {
+        return None;
+    }
+    let mut reader = Reader { rest: arguments };
+    let arguments = reader.map(0)?;
+    reader.rest.trim().is_empty().then(|| vec![(name.to_owned(), arguments)])
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, mark: &str) -> bool {
+        self.rest = self.rest.trim_start();
+        let rest = self.rest.strip_prefix(mark);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        self.rest = self.rest.trim_start();
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        if let Some(text) = self.quoted() {
+            return Some(text.into());
+        }
+        match self.rest.chars().next()? {
+            '"' => self.json_string().map(Value::from),
+            '[' => self.items(depth),
+            '{' => self.map(depth),
+            _ => {
+                let end = self.rest.find(|c: char| c.is_whitespace() || ",]}".contains(c));
+                let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+                self.rest = rest;
+                serde_json::from_str(word).ok()
+            }
+        }
+    }
+
+    /// A string between quote tokens.
+    fn quoted(&mut self) -> Option<&'a str> {
+        let (text, rest) = self.rest.strip_prefix(QUOTE)?.split_once(QUOTE)?;
+        self.rest = rest;
+        Some(text)
+    }
+
+    fn json_string(&mut self) -> Option<String> {
+        let mut values = serde_json::Deserializer::from_str(self.rest).into_iter::<String>();
+        let text = values.next()?.ok()?;
+        self.rest = &self.rest[values.byte_offset()..];
+        Some(text)
+    }
+
+    fn key(&mut self) -> Option<String> {
+        self.rest = self.rest.trim_start();
+        if let Some(text) = self.quoted() {
+            return Some(text.to_owned());
+        }
+        if self.rest.starts_with('"') {
+            return self.json_string();
+        }
+        let end = self.rest.find(|c: char| c.is_whitespace() || ":,{}[]\"<>".contains(c))?;
+        let (key, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        (!key.is_empty()).then(|| key.to_owned())
+    }
+
+    fn items(&mut self, depth: usize) -> Option<Value> {
+        self.take("[");
+        let mut items = Vec::new();
+        while !self.take("]") {
+            items.push(self.value(depth + 1)?);
+            if !self.take(",") && !self.rest.starts_with(']') {
+                return None;
+            }
+        }
+        Some(items.into())
+    }
+
+    fn map(&mut self, depth: usize) -> Option<Value> {
+        self.take("{");
+        let mut map = Map::new();
+        while !self.take("}") {
+            let key = self.key()?;
+            if !self.take(":") {
+                return None;
+            }
+            map.insert(key, self.value(depth + 1)?);
+            if !self.take(",") && !self.rest.starts_with('}') {
+                return None;
+            }
+        }
+        Some(Value::Object(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn arguments_become_json() {
+        let text = r#"call:get{city:<|"|>Par"}{is<|"|>,n:2,deep:{on:true,list:[1.5,null,<|"|>a, b<|"|>]}}"#;
+        let want = json!({"city": "Par\"}{is", "n": 2, "deep": {"on": true, "list": [1.5, null, "a, b"]}});
+        assert_eq!(calls(text).unwrap(), [("get".to_owned(), want)]);
+        assert_eq!(calls(" call:now{} ").unwrap(), [("now".to_owned(), json!({}))]);
+        let quoted = r#"call:a.b{"x y": {"k": "v\n"}, z: ["q"]}"#;
+        assert_eq!(calls(quoted).unwrap(), [("a.b".to_owned(), json!({"x y": {"k": "v\n"}, "z": ["q"]}))]);
+    }
+
+    #[test]
+    fn other_text_is_not_a_call() {
+        let deep = format!("call:f{{a:{}1{}}}", "[".repeat(1000), "]".repeat(1000));
+        for text in [
+            "",
+            "call:f",
+            "call:{}",
+            "f{}",
+            "call:f{a}",
+            "call:f{a:}",
+            "call:f{a:x}",
+            "call:f{a:1",
+            "call:f{} so",
+            deep.as_str(),
+        ] {
+            assert_eq!(calls(text), None, "{text}");
+        }
+    }
+}
