@@ -13,16 +13,22 @@ fn norm_body(
     y: &mut [f32],
     group: usize,
     kind: NormKind,
-    weight: &[f32],
+    weight: Option<&[f32]>,
     bias: Option<&[f32]>,
     eps: f32,
 ) {
     let n = group as f32;
-    for (x, y) in x.chunks_exact(group).zip(y.chunks_exact_mut(group)) {
+    for (at, (x, y)) in x.chunks_exact(group).zip(y.chunks_exact_mut(group)).enumerate() {
+        // A weight for each number of the row, or one for all groups.
+        let weight = weight.map(|w| if w.len() > group { &w[at * group..][..group] } else { w });
         match kind {
             NormKind::Rms | NormKind::RmsPlusOne => {
                 let plus = if kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
                 let factor = 1.0 / (sum(x, |v| v * v) / n + eps).sqrt();
+                let Some(weight) = weight else {
+                    y.iter_mut().zip(x).for_each(|(y, x)| *y = x * factor);
+                    continue;
+                };
                 for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
                     *y = x * factor * (plus + w);
                 }
@@ -30,8 +36,9 @@ fn norm_body(
             NormKind::Layer => {
                 let mean = sum(x, |v| v) / n;
                 let factor = 1.0 / (sum(x, |v| (v - mean) * (v - mean)) / n + eps).sqrt();
-                for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
-                    *y = (x - mean) * factor * w;
+                y.iter_mut().zip(x).for_each(|(y, x)| *y = (x - mean) * factor);
+                if let Some(weight) = weight {
+                    y.iter_mut().zip(weight).for_each(|(y, w)| *y *= w);
                 }
                 if let Some(bias) = bias {
                     y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
@@ -70,7 +77,17 @@ fn by_halves(mut lanes: [f32; 16]) -> f32 {
 
 per_isa! {
     /// RMSNorm or LayerNorm over each group of `group` numbers of a row.
-    norm(x: &[f32], y: &mut [f32], group: usize, kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) => norm_body
+    norm(x: &[f32], y: &mut [f32], group: usize, kind: NormKind, weight: Option<&[f32]>, bias: Option<&[f32]>, eps: f32) => norm_body
+}
+
+#[inline(always)]
+fn scale_body(x: &[f32], factor: f32, y: &mut [f32]) {
+    y.iter_mut().zip(x).for_each(|(y, x)| *y = x * factor);
+}
+
+per_isa! {
+    /// `y = x * factor`.
+    scale(x: &[f32], factor: f32, y: &mut [f32]) => scale_body
 }
 
 #[inline(always)]
@@ -115,6 +132,9 @@ fn activate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]
             let z = 0.797_884_6 * (g + 0.044_715 * g * g * g);
             *y = g * sigmoid(2.0 * z) * u;
         }),
+        Activation::Sigmoid => operands.for_each(|(y, (g, u))| *y = sigmoid(*g) * u),
+        Activation::Identity => operands.for_each(|(y, (g, u))| *y = g * u),
+        Activation::Relu => operands.for_each(|(y, (g, u))| *y = g.max(0.0) * u),
         Activation::ClampedSwiglu { alpha, limit } => operands.for_each(|(y, (g, u))| {
             let (g, u) = (g.min(limit), u.clamp(-limit, limit));
             *y = g * sigmoid(alpha * g) * (u + 1.0);
@@ -123,8 +143,21 @@ fn activate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]
 }
 
 per_isa! {
-    /// `y = act(gate) * up`: SwiGLU, GeGLU (tanh) or clamped SwiGLU.
+    /// `y = act(gate) * up`: SwiGLU, GeGLU (tanh), clamped SwiGLU, or an output gate.
     activate(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) => activate_body
+}
+
+#[inline(always)]
+fn activate_whole_body(gate: f32, up: &[f32], activation: Activation, y: &mut [f32]) {
+    let gates = [gate; 16];
+    for (y, up) in y.chunks_mut(16).zip(up.chunks(16)) {
+        activate_body(&gates[..up.len()], up, activation, y);
+    }
+}
+
+per_isa! {
+    /// `y = act(gate) * up` with one gate for the whole row.
+    activate_whole(gate: f32, up: &[f32], activation: Activation, y: &mut [f32]) => activate_whole_body
 }
 
 /// Which elements of a row RoPE rotates: in each head of `group` numbers, from `start` on, paired

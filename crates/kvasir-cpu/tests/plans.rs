@@ -16,12 +16,12 @@ use kvasir_testkit::checkpoints::{close, exact, narrow};
 use std::sync::Arc;
 
 /// Models with sparse latent attention (MLA with an indexer), sinks with windows, mixed window and
-/// full layers, windows alone, and MoE. Each runs in exact f32 and quantized over two KV types in
+/// full layers, windows alone, MoE, and shared K/V. Each runs in exact f32 and quantized over two KV types in
 /// turn; and one MoE model at `Precision::Bf16x2`.
 fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     let mut setups = Vec::new();
     let mut kinds = KvType::ALL.into_iter().cycle();
-    for case in ["deepseek_v32", "gpt_oss", "gemma3", "mistral", "qwen3_moe"] {
+    for case in ["deepseek_v32", "gpt_oss", "gemma3", "mistral", "qwen3_moe", "gemma4_ple", "gemma4_moe"] {
         setups.push((format!("{case}, exact"), exact(case, 2), KvType::F32));
         let model = narrow(case, 2);
         for kind in kinds.by_ref().take(2) {

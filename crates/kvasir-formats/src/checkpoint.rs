@@ -8,6 +8,7 @@ use crate::config::from_gguf::describe;
 use crate::config::from_gguf::generation_config;
 use crate::config::language_model::LanguageModel;
 use crate::config::quantization::{Quantization, Scheme};
+use crate::config::renames::Renames;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::files::mapped::Mapped;
@@ -107,6 +108,7 @@ impl Checkpoint {
         if let Some(text) = &text {
             out.keep_text(text)?;
         }
+        out.rename()?;
         Ok(out)
     }
 
@@ -145,6 +147,18 @@ impl Checkpoint {
         if let Some(q) = &mut self.quantization {
             q.not_converted = q.not_converted.iter().filter_map(|module| text.name(module)).collect();
         }
+        Ok(())
+    }
+
+    /// Gives tensors that the architecture names in another way the names of all architectures.
+    fn rename(&mut self) -> Result<()> {
+        let Some(renames) = Renames::of(&self.config) else { return Ok(()) };
+        renames.apply(&mut self.tensors).map_err(|e| e.in_file(&self.path))?;
+        if let Some(q) = &mut self.quantization {
+            q.not_converted.iter_mut().for_each(|module| *module = renames.module(module));
+        }
+        let has_prediction = self.tensors.contains_key(&renames.prediction());
+        renames.count_predictions(&mut self.config, has_prediction);
         Ok(())
     }
 

@@ -22,6 +22,7 @@ mod math;
 mod mixture;
 mod model;
 mod pool;
+mod recurrent;
 mod run;
 mod weights;
 

@@ -39,6 +39,10 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Rou
         routes.iter_mut().for_each(|(_, share)| *share /= sum);
     }
     routes.iter_mut().for_each(|(_, share)| *share *= routing.scale);
+    if let Some(scales) = routing.expert_scale {
+        let scales = weights.get(scales);
+        routes.iter_mut().for_each(|(expert, share)| *share *= scales[*expert as usize]);
+    }
     routes
 }
 
@@ -77,6 +81,9 @@ pub(crate) fn gated(gate: f32, up: f32, activation: Activation) -> f32 {
             let inner = (2.0 / std::f32::consts::PI).sqrt() * (gate + 0.044715 * gate * gate * gate);
             0.5 * gate * (1.0 + inner.tanh()) * up
         }
+        Activation::Sigmoid => sigmoid(gate) * up,
+        Activation::Identity => gate * up,
+        Activation::Relu => gate.max(0.0) * up,
         Activation::ClampedSwiglu { alpha, limit } => {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             gate * sigmoid(alpha * gate) * (up + 1.0)

@@ -13,6 +13,9 @@ use crate::mask::Reads;
 use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
 use crate::pool::{Part, Pool};
+use crate::recurrent::{
+    ConvWeights, DeltaRows, ScanRows, ScanWeights, gated_delta, selective_scan, short_conv,
+};
 use crate::weights::Weights;
 use kvasir_exec::{AllGatherBuffers, Batch, ExpertExchange, Ranks, StepError};
 use kvasir_kv::{Plan, PoolId, Token};
@@ -113,7 +116,7 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         if let Op::UpdateAndAttend { k, v, layer, .. } = op {
-            self.keep(*k, *layer, Part::Key);
+            k.iter().for_each(|k| self.keep(*k, *layer, Part::Key));
             v.iter().for_each(|v| self.keep(*v, *layer, Part::Value));
         }
         let rows = if value.rows == Rows::Tokens { self.job.tokens.len() } else { self.sampled.len() };
@@ -139,8 +142,14 @@ impl<'a> Run<'a> {
             Op::Hidden { .. } => y.copy_from_slice(self.job.hidden),
             Op::Norm { x, kind, weight, bias, eps, groups, .. } => {
                 let group = width / groups;
-                for (y, x) in y.chunks_exact_mut(group).zip(self.value(*x).chunks_exact(group)) {
-                    norm(y, x, *kind, w.get(*weight), bias.map(|b| w.get(b)), *eps);
+                let parts = y.chunks_exact_mut(group).zip(self.value(*x).chunks_exact(group));
+                for (at, (y, x)) in parts.enumerate() {
+                    // A weight for each element of a row, or one for all groups.
+                    let of_group = |weight: &'a [f32]| {
+                        if weight.len() == group { weight } else { &weight[at % groups * group..][..group] }
+                    };
+                    let weight = weight.map(|id| of_group(w.get(id)));
+                    norm(y, x, *kind, weight, bias.map(|b| w.get(b)), *eps);
                 }
             }
             Op::Linear { x, matrix, .. } => self.linear(*x, matrix, y),
@@ -174,9 +183,19 @@ impl<'a> Run<'a> {
                 self.rotate(y, width / groups, *groups, *start, rope, *pairs);
             }
             Op::UpdateAndAttend { .. } => self.attend(op, y, width),
+            Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {
+                self.recur(op, y, width);
+            }
             Op::Gate { gate, up, activation, .. } => {
-                let operands = self.value(*gate).iter().zip(self.value(*up));
+                // A gate of one element applies to the whole row.
+                let repeat = width / self.width(*gate).max(1);
+                let gates = self.value(*gate).iter().flat_map(|gate| std::iter::repeat_n(gate, repeat));
+                let operands = gates.zip(self.value(*up));
                 y.iter_mut().zip(operands).for_each(|(y, (gate, up))| *y = gated(*gate, *up, *activation));
+            }
+            Op::Scale { x, factor, by, .. } => {
+                let factor = factor * by.map_or(1.0, |by| w.get(by)[0]);
+                y.iter_mut().zip(self.value(*x)).for_each(|(y, x)| *y = x * factor);
             }
             Op::Add { a, b, .. } => {
                 let operands = self.value(*a).iter().zip(self.value(*b));
@@ -215,8 +234,11 @@ impl<'a> Run<'a> {
                     y.copy_from_slice(&x[token * width..(token + 1) * width]);
                 }
             }
-            Op::Head { x, matrix, soft_cap, .. } => {
+            Op::Head { x, matrix, scale, soft_cap, .. } => {
                 self.linear(*x, matrix, y);
+                if *scale != 1.0 {
+                    y.iter_mut().for_each(|y| *y *= scale);
+                }
                 if let Some(cap) = soft_cap {
                     y.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
                 }
@@ -256,6 +278,41 @@ impl<'a> Run<'a> {
                     part[first] = a * cos - b * sin;
                     part[second] = b * cos + a * sin;
                 }
+            }
+        }
+    }
+
+    /// A recurrent op. Each row of the batch is a whole sequence (the executor has checked that), so
+    /// its state starts at 0 and is dropped after the step.
+    fn recur(&self, op: &Op, y: &mut [f32], width: usize) {
+        let w = self.job.weights;
+        for row in &self.job.batch.rows {
+            let tokens = row.tokens.range();
+            let of = |value: ValueId| {
+                let width = self.width(value);
+                &self.value(value)[tokens.start * width..tokens.end * width]
+            };
+            let y = &mut y[tokens.start * width..tokens.end * width];
+            match op {
+                Op::ShortConv { x, weight, bias, kernel, silu, .. } => {
+                    let weights = ConvWeights { weight: w.get(*weight), bias: bias.map(|b| w.get(b)) };
+                    short_conv(of(*x), weights, *kernel, *silu, width, y);
+                }
+                Op::GatedDelta { q, k, v, decay, beta, form, .. } => {
+                    let rows =
+                        DeltaRows { q: of(*q), k: of(*k), v: of(*v), decay: of(*decay), beta: of(*beta) };
+                    gated_delta(&rows, form, w.get(form.decay), w.get(form.dt_bias), y);
+                }
+                Op::SelectiveScan { x, b, c, dt, form, .. } => {
+                    let rows = ScanRows { x: of(*x), b: of(*b), c: of(*c), dt: of(*dt) };
+                    let weights = ScanWeights {
+                        decay: w.get(form.decay),
+                        dt_bias: w.get(form.dt_bias),
+                        skip: w.get(form.skip),
+                    };
+                    selective_scan(&rows, form, weights, y);
+                }
+                _ => {}
             }
         }
     }
@@ -302,19 +359,20 @@ impl<'a> Run<'a> {
 }
 
 /// RMSNorm or LayerNorm of one group.
-fn norm(y: &mut [f32], x: &[f32], kind: NormKind, weight: &[f32], bias: Option<&[f32]>, eps: f32) {
+fn norm(y: &mut [f32], x: &[f32], kind: NormKind, weight: Option<&[f32]>, bias: Option<&[f32]>, eps: f32) {
+    let weights = (0..x.len()).map(|i| weight.map_or(1.0, |weight| weight[i]));
     let n = x.len() as f32;
     match kind {
         NormKind::Rms | NormKind::RmsPlusOne => {
             let plus = if kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
             let factor = 1.0 / (dot(x, x) / n + eps).sqrt();
-            y.iter_mut().zip(x).zip(weight).for_each(|((y, x), w)| *y = x * factor * (plus + w));
+            y.iter_mut().zip(x).zip(weights).for_each(|((y, x), w)| *y = x * factor * (plus + w));
         }
         NormKind::Layer => {
             let mean = x.iter().sum::<f32>() / n;
             let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
             let factor = 1.0 / (variance + eps).sqrt();
-            y.iter_mut().zip(x).zip(weight).for_each(|((y, x), w)| *y = (x - mean) * factor * w);
+            y.iter_mut().zip(x).zip(weights).for_each(|((y, x), w)| *y = (x - mean) * factor * w);
             bias.into_iter().for_each(|bias| y.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
         }
     }

@@ -14,10 +14,10 @@ use crate::arch::llama::LLAMA;
 use crate::blocks::attention::Attention;
 use crate::blocks::decoder::Norms;
 use crate::blocks::feed_forward::FeedForward;
-use crate::builder::Builder;
 use crate::builder::config::Config;
 use crate::builder::rope_config::RopeConfig;
 use crate::builder::source::Source;
+use crate::builder::{Builder, Logits};
 use crate::error::{ProgramError, Result};
 use crate::ir::program::{Program, Purpose, Tap};
 use crate::ir::weight::Role;
@@ -97,7 +97,7 @@ fn head(b: &mut Builder<'_>, vocab: usize) -> Result<()> {
     b.tap(Tap::FinalNorm, x);
     let x = b.gather(x);
     let weight = b.weight("lm_head.weight", &[vocab, b.program.hidden], Role::Head)?;
-    b.head(x, weight, vocab, None)?;
+    b.head(x, weight, vocab, Logits::PLAIN)?;
     Ok(())
 }
 

@@ -43,20 +43,22 @@ mod model;
 pub(crate) mod passes;
 
 pub use crate::arch::Architecture;
-pub use crate::arch::class::{Class, Multimodal};
+pub use crate::arch::class::{Class, Multimodal, Rename};
 pub use crate::builder::source::{Layout, Source};
 pub use crate::eagle3::Eagle3;
 pub use crate::error::{ProgramError, Result};
 pub use crate::gguf::Gguf;
 pub use crate::gguf::metadata::Metadata;
 pub use crate::gguf::tensor_name::{COMMON_TENSORS, TensorName};
-pub use crate::gguf::transform::{StoredAs, Transform};
+pub use crate::gguf::transform::{HeadOrder, StoredAs, Transform};
 pub use crate::gguf::writer::{MetadataValue, WrittenMetadata};
+pub use crate::ir::activation::Activation;
+pub use crate::ir::grouping::{Grouping, LayerGroup, Windows};
 pub use crate::ir::layer::{LayerFacts, LayerId};
-pub use crate::ir::op::{
-    Activation, Collective, Experts, Groups, NormKind, NumberType, Op, Pairs, Routing, Score,
-};
+pub use crate::ir::moe::{Experts, Groups, Routing, Score};
+pub use crate::ir::op::{Collective, NormKind, NumberType, Op, Pairs};
 pub use crate::ir::program::{Program, Purpose, Shard, Tap};
+pub use crate::ir::recurrent::{DecayRate, DeltaForm, HeadMap, ScanForm, StateFacts, StateId};
 pub use crate::ir::rope::{LongRope, Rope, RopeId, Temperature};
 pub use crate::ir::value::{Holds, Rows, Value, ValueId};
 pub use crate::ir::weight::{Matrices, Matrix, Role, StoredRows, Vector, Weight, WeightId};

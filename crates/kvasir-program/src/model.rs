@@ -32,7 +32,7 @@ impl Model {
         let config = &architecture.spelled_out(&source.config);
         let mut b = Builder::new(source, config, architecture.name(), Purpose::Target)?;
         (architecture.target)(&mut b)?;
-        let target = b.program;
+        let (target, mut unread) = (b.program, b.unread);
         let mut predictions = Vec::new();
         if let Some(build) = architecture.prediction {
             let facts = Config::new(config);
@@ -50,10 +50,11 @@ impl Model {
                 let mut b = Builder::new(source, config, architecture.name(), purpose)?;
                 build(&mut b)?;
                 predictions.push(b.program);
+                unread.extend(b.unread);
             }
         }
         let model = Self { target, predictions };
-        model.check_unused(source)?;
+        model.check_unused(source, &unread)?;
         Ok(model)
     }
 
@@ -63,8 +64,8 @@ impl Model {
     }
 
     /// Fails if the checkpoint has a tensor that no program uses, so that no part of a model is
-    /// ignored silently.
-    fn check_unused(&self, source: &Source) -> Result<()> {
+    /// ignored silently. `unread` are those that the architecture itself does not use.
+    fn check_unused(&self, source: &Source, unread: &[String]) -> Result<()> {
         let Some(tensors) = &source.tensors else { return Ok(()) };
         let names: HashSet<&str> =
             self.programs().flat_map(|p| &p.weights).map(|w| w.name.as_str()).collect();
@@ -73,6 +74,7 @@ impl Model {
             // store RoPE frequencies, which follow from the config.
             let packed = |end| name.strip_suffix(end).is_some_and(|n| names.contains(n) && !source.has(n));
             names.contains(name)
+                || unread.iter().any(|unread| unread == name)
                 || name.strip_suffix("_scale_inv").is_some_and(|n| names.contains(n))
                 || packed("_blocks")
                 || packed("_scales")

@@ -61,8 +61,8 @@ fn unknown_classes_name_the_nearest_known_one() {
     let error = |config: Json| Model::build(&Source::of_config(config)).unwrap_err().to_string();
     for (config, expected) in [
         (
-            json!({"architectures": ["Qwen3_5ForCausalLM"]}),
-            "\"Qwen3_5ForCausalLM\" is not known; the nearest known one is \"Qwen3ForCausalLM\"",
+            json!({"architectures": ["Qwen3_7ForCausalLM"]}),
+            "\"Qwen3_7ForCausalLM\" is not known; the nearest known one is \"Qwen3ForCausalLM\"",
         ),
         (json!({"model_type": "smollm4"}), "\"smollm4\" is not known; the nearest known one is \"smollm3\""),
         (json!({"architectures": []}), "architectures names none"),

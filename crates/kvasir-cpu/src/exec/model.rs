@@ -96,6 +96,13 @@ impl CpuModel {
         threads: Arc<ThreadPool>,
         LoadOptions { watch, packed_file }: LoadOptions<'_>,
     ) -> Result<Self, Error> {
+        if program.is_recurrent() {
+            let why = format!(
+                "{} has recurrent layers, which this backend has no kernels for yet",
+                program.architecture
+            );
+            return Err(Error::at("program", why));
+        }
         let whole = program;
         let program = whole.sampled_early(&[]);
         let precision = precision.min(Precision::least(whole, &*source)?);
@@ -314,7 +321,11 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
         | Op::Rotary { .. }
         | Op::SelectKeys { .. }
         | Op::UpdateAndAttend { .. }
+        | Op::ShortConv { .. }
+        | Op::GatedDelta { .. }
+        | Op::SelectiveScan { .. }
         | Op::Gate { .. }
+        | Op::Scale { .. }
         | Op::Add { .. }
         | Op::Route { .. }
         | Op::Collect { .. }
@@ -325,9 +336,10 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
 /// The weights of an op that are not matrices.
 fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
     let pair = match op {
-        Op::Norm { weight, bias, .. } => [Some(*weight), *bias],
+        Op::Norm { weight, bias, .. } => [*weight, *bias],
+        Op::Scale { by, .. } => [*by, None],
         Op::UpdateAndAttend { sinks, .. } => [sinks.map(|sinks| sinks.weight), None],
-        Op::Route { routing, .. } => [routing.correction, None],
+        Op::Route { routing, .. } => [routing.correction, routing.expert_scale],
         Op::Embed { .. }
         | Op::Hidden { .. }
         | Op::Linear { .. }
@@ -336,6 +348,9 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         | Op::Concat { .. }
         | Op::Rotary { .. }
         | Op::SelectKeys { .. }
+        | Op::ShortConv { .. }
+        | Op::GatedDelta { .. }
+        | Op::SelectiveScan { .. }
         | Op::Gate { .. }
         | Op::Add { .. }
         | Op::Mixture { .. }

@@ -24,9 +24,17 @@ use std::io;
 /// Selected experts of one token with their routing weights.
 pub(crate) type Routes = Vec<(u32, f32)>;
 
-/// Selects a token's experts. `correction` is added for the selection only, not to the routing
-/// weights.
-pub(crate) fn route(scores: &[f32], routing: &Routing, correction: Option<&[f32]>) -> Routes {
+/// Weights of a router, one per expert.
+#[derive(Clone, Copy)]
+pub(crate) struct RoutingVectors<'a> {
+    /// Added for the selection only, not to the routing weights.
+    pub(crate) correction: Option<&'a [f32]>,
+    /// Multiply the final routing weights.
+    pub(crate) scales: Option<&'a [f32]>,
+}
+
+/// Selects a token's experts and computes their routing weights.
+pub(crate) fn route(scores: &[f32], routing: &Routing, vectors: RoutingVectors<'_>) -> Routes {
     let mut probabilities = scores.to_vec();
     match routing.score {
         Score::Softmax => {
@@ -38,7 +46,7 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, correction: Option<&[f32]
         Score::Sigmoid => probabilities.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp())),
     }
     let mut choice = probabilities.clone();
-    if let Some(correction) = correction {
+    if let Some(correction) = vectors.correction {
         choice.iter_mut().zip(correction).for_each(|(c, add)| *c += add);
     }
     if let Some(groups) = routing.groups {
@@ -59,6 +67,9 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, correction: Option<&[f32]
         routes.iter_mut().for_each(|(_, weight)| *weight /= sum);
     }
     routes.iter_mut().for_each(|(_, weight)| *weight *= routing.scale);
+    if let Some(scales) = vectors.scales {
+        routes.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
+    }
     routes
 }
 

@@ -9,21 +9,14 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::convert::output::{Change, Output, Part};
+use crate::convert::placed::{Placed, size, unplaced};
+use crate::convert::recurrent_tensors;
 use crate::error::{Error, Result};
 use crate::gguf::names::Naming;
 use crate::tensor::TensorView;
 use kvasir_program::{Architecture, Transform};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
-
-pub(super) fn size(config: &Json, key: &str) -> Result<usize> {
-    let n = config
-        .get(key)
-        .and_then(Json::as_u64)
-        .and_then(|n| usize::try_from(n).ok())
-        .filter(|&n| n <= 1 << 24);
-    n.ok_or_else(|| Error::at(format!("config.json: {key}"), "is missing or not a positive integer"))
-}
 
 /// All output tensors, embeddings first, then layer by layer.
 pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
@@ -69,8 +62,6 @@ pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
     Ok(all)
 }
 
-type Placed = (String, Vec<usize>, Option<usize>, Part);
-
 /// GGUF placement of one tensor. Companion scale tensors yield nothing: dequantization applies
 /// them.
 fn placed(
@@ -93,21 +84,19 @@ fn placed(
         return Ok(Vec::new());
     }
     let change = match architecture.gguf.transform(name) {
-        None => Change::None,
+        None | Some(Transform::Identity) => Change::None,
         Some(Transform::PlusOne) => Change::PlusOne,
         Some(Transform::InterleavePairs { heads }) => {
             Change::Pairs(size(config, heads).or_else(|_| size(config, "num_attention_heads"))?)
         }
         Some(Transform::SplitLatent) => return latent(config, name, &shape),
         Some(Transform::SplitExperts) => return split_experts(name, &shape),
+        Some(Transform::SplitGateUp) => return split_gate_up(config, name, &shape),
+        Some(transform) => return recurrent_tensors::placed(architecture, config, transform, view),
     };
     let found = Naming::of(architecture).to_gguf(name);
     let (gguf_name, expert) = found.ok_or_else(|| unplaced(name))?;
     Ok(vec![(gguf_name, shape, expert, Part { change, ..Part::whole(name) })])
-}
-
-fn unplaced(name: &str) -> Error {
-    Error::at(format!("tensor {name}"), "cannot be represented in GGUF")
 }
 
 /// The number of a tensor's layer, and the rest of its name.
@@ -153,6 +142,36 @@ fn split_experts(name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
         "down_proj_bias" => Ok(vec![out("ffn_down_exps", "bias", shape.to_vec(), Change::None)]),
         _ => Err(unplaced(name)),
     }
+}
+
+/// A fused gate and up, the gate's rows first: of all experts of a layer, or of Granite's shared MLP.
+/// The down projection gets the name of its kind.
+fn split_gate_up(config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+    let (layer, rest) = in_layer(name)?;
+    let bad = || Error::at(format!("tensor {name}"), format!("has the shape `{shape:?}`"));
+    let routed = config.get("num_local_experts").and_then(Json::as_u64).unwrap_or(0) > 0;
+    let shared = if routed { "_shexp" } else { "" };
+    let (is_fused, end) = match rest {
+        "shared_mlp.input_linear.weight" => (true, shared),
+        "shared_mlp.output_linear.weight" => (false, shared),
+        "block_sparse_moe.input_linear.weight" | "mlp.experts.gate_up_proj" => (true, "_exps"),
+        "block_sparse_moe.output_linear.weight" | "mlp.experts.down_proj" => (false, "_exps"),
+        _ => return Err(unplaced(name)),
+    };
+    let placed = |stem: &str, shape: Vec<usize>, change| {
+        (format!("blk.{layer}.{stem}{end}.weight"), shape, None, Part { change, ..Part::whole(name) })
+    };
+    if !is_fused {
+        return Ok(vec![placed("ffn_down", shape.to_vec(), Change::None)]);
+    }
+    let rows = shape.len().checked_sub(2).and_then(|at| shape.get(at)).copied().ok_or_else(bad)?;
+    if !rows.is_multiple_of(2) {
+        return Err(bad());
+    }
+    let mut half = shape.to_vec();
+    half[shape.len() - 2] = rows / 2;
+    let of = |second| Change::Half { rows, second };
+    Ok(vec![placed("ffn_gate", half.clone(), of(false)), placed("ffn_up", half, of(true))])
 }
 
 fn latent(config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {

@@ -48,6 +48,7 @@ fn stored(value: MetadataValue) -> Value {
         MetadataValue::Flag(v) => Value::Bool(v),
         MetadataValue::Text(text) => Value::Str(text.into()),
         MetadataValue::Flags(flags) => Value::Array(Array::of_bool(&flags)),
+        MetadataValue::Counts(counts) => Value::Array(Array::of_u32(&counts)),
     }
 }
 

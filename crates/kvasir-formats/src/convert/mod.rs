@@ -12,8 +12,11 @@ mod from_hf;
 mod metadata;
 mod normalizer;
 mod output;
+mod placed;
 mod post_processor;
 mod pre_tokenizer;
+mod recurrent_tensors;
+mod recurrent_values;
 pub(crate) mod rules;
 mod vocab;
 mod watch;
@@ -78,7 +81,7 @@ pub fn convert_to(
                 );
                 given.insert(name.to_owned(), values);
             }
-            let rows = from_hf::size(checkpoint.config(), "vocab_size")?;
+            let rows = placed::size(checkpoint.config(), "vocab_size")?;
             let json = checkpoint.beside("tokenizer.json", 256 << 20)?;
             vocab::write(&TextFiles::open(checkpoint.path())?, json.as_deref(), rows, &mut writer)?;
             outputs
@@ -116,7 +119,7 @@ fn describe<'a>(
     rules: &Rules,
     writer: &mut Writer,
 ) -> Result<(HashMap<&'a str, DType>, Converted)> {
-    let layers = from_hf::size(checkpoint.config(), "num_hidden_layers")?;
+    let layers = placed::size(checkpoint.config(), "num_hidden_layers")?;
     let head =
         if outputs.iter().any(|o| o.name == "output.weight") { "output.weight" } else { "token_embd.weight" };
     let (mut types, mut done) = (HashMap::new(), Converted::default());

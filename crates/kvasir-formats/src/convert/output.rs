@@ -1,6 +1,7 @@
 //! Output tensors of a conversion: source tensors, layout changes, dequantize and quantize.
 
 use crate::checkpoint::Checkpoint;
+use crate::convert::recurrent_values::{Recurrence, RowFactors};
 use crate::convert::watch::Watch;
 use crate::dtype::DType;
 use crate::encoding;
@@ -25,7 +26,7 @@ pub(super) struct Part {
 }
 
 /// Layout change between the Hugging Face and GGUF conventions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Change {
     None,
     /// Permutes the rows of each of this many heads from half-split to interleaved RoPE pairs.
@@ -47,6 +48,15 @@ pub(super) enum Change {
     /// De-interleaves gate and up: every second row (or element of a bias) from this one on, per
     /// expert.
     EverySecond(usize),
+    /// One half of the rows of each matrix of `rows` rows.
+    Half {
+        rows: usize,
+        second: bool,
+    },
+    /// A tensor of a recurrent layer.
+    Recurrent(Recurrence),
+    /// Rows are multiplied by factors.
+    Scaled(RowFactors),
     /// Values supplied by the converter rather than a source tensor: RoPE divisors.
     Computed,
 }
@@ -121,6 +131,17 @@ impl Part {
                 .flat_map(|(_, row)| row)
                 .copied()
                 .collect(),
+            Change::Half { rows: count, second } => {
+                let matrices = values.chunks_exact((count * inner).max(1));
+                matrices
+                    .flat_map(|matrix| {
+                        if second { &matrix[count / 2 * inner..] } else { &matrix[..count / 2 * inner] }
+                    })
+                    .copied()
+                    .collect()
+            }
+            Change::Recurrent(recurrence) => recurrence.applied(values, inner),
+            Change::Scaled(factors) => factors.applied(values, inner),
             Change::EverySecond(from) if self.source.ends_with("_bias") => {
                 values.iter().skip(from).step_by(2).copied().collect()
             }

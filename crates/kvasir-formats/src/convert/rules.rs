@@ -143,11 +143,13 @@ impl Rules {
 impl<'a> Subject<'a> {
     /// The name without `.weight`, or `None` if the tensor must stay f32.
     ///
-    /// Vectors, norms, routers and biases are never quantized, whatever rule matches: other engines
-    /// read them as f32 only.
+    /// Vectors, norms, routers, biases and convolutions are never quantized, whatever rule matches:
+    /// other engines read them as f32 only.
     fn stem(&self) -> Option<&'a str> {
         let stem = self.name.strip_suffix(".weight").filter(|stem| !stem.is_empty())?;
-        let fixed = self.shape.len() < 2 || stem.ends_with("ffn_gate_inp") || stem.ends_with("_norm");
+        const FIXED: [&str; 5] =
+            ["ffn_gate_inp", "ffn_gate_inp_shexp", "_norm", "ssm_conv1d", "shortconv.conv"];
+        let fixed = self.shape.len() < 2 || FIXED.iter().any(|end| stem.ends_with(end));
         (!fixed).then_some(stem)
     }
 }

@@ -11,7 +11,35 @@ const MAX_JSON: u64 = 64 << 20;
 /// Reads a JSON file; `None` if it does not exist.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Json>> {
     let Some(text) = read_text(path, MAX_JSON)? else { return Ok(None) };
-    serde_json::from_str(&text).map(Some).map_err(|e| Error::at(path.display(), e))
+    let parsed = serde_json::from_str(&text).or_else(|error| {
+        // Python writes infinities that are no JSON, into published configs, too.
+        let without = without_infinities(&text).ok_or(error)?;
+        serde_json::from_str(&without)
+    });
+    parsed.map(Some).map_err(|e| Error::at(path.display(), e))
+}
+
+/// The text with `null` for each bare `Infinity`, `-Infinity` and `NaN` outside of strings; `None` if it
+/// has none.
+fn without_infinities(text: &str) -> Option<String> {
+    const NAMES: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let (mut out, mut rest, mut changed) = (String::with_capacity(text.len()), text, false);
+    let (mut in_string, mut escaped) = (false, false);
+    while let Some(c) = rest.chars().next() {
+        if let Some(name) = NAMES.iter().find(|name| !in_string && rest.starts_with(**name)) {
+            out.push_str("null");
+            rest = &rest[name.len()..];
+            changed = true;
+            continue;
+        }
+        if !escaped && c == '"' {
+            in_string = !in_string;
+        }
+        escaped = in_string && !escaped && c == '\\';
+        out.push(c);
+        rest = &rest[c.len_utf8()..];
+    }
+    changed.then_some(out)
 }
 
 /// Reads a text file of at most `max` bytes; `None` if it does not exist.
@@ -25,4 +53,17 @@ pub(crate) fn read_text(path: &Path, max: u64) -> Result<Option<String>> {
         return Err(Error::at(path.display(), format!("is not a regular file of at most {max} bytes")));
     }
     std::fs::read_to_string(path).map(Some).map_err(io)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bare_infinities_become_null_outside_of_strings() {
+        let text = r#"{"time_step_limit": [0.0, Infinity], "a": "Infinity \" NaN", "b": [-Infinity, NaN]}"#;
+        let expected = r#"{"time_step_limit": [0.0, null], "a": "Infinity \" NaN", "b": [null, null]}"#;
+        assert_eq!(without_infinities(text).as_deref(), Some(expected));
+        assert_eq!(without_infinities(r#"{"a": "NaN"}"#), None);
+    }
 }

@@ -181,6 +181,13 @@ impl PlainExecutor {
         {
             return fail(format!("plan reads pool {}, which is not attached", segment.pool.0));
         }
+        // States are not kept between steps yet.
+        let starts = |row: &kvasir_exec::BatchRow| {
+            (0..).zip(&plan.positions[row.tokens.range()]).all(|(at, position)| at == *position)
+        };
+        if program.is_recurrent() && !batch.rows.iter().all(starts) {
+            return fail("a step of a recurrent model must hold whole sequences".into());
+        }
         let wanted = if program.takes_hidden() { n * program.hidden } else { 0 };
         if hidden.map_or(0, <[f32]>::len) != wanted {
             return fail(format!("{wanted} hidden numbers wanted"));

@@ -10,8 +10,8 @@ use serde_json::{Map, Value as Json};
 /// counts as absent.
 const NAMES: [&[&str]; 3] = [
     &["num_experts", "num_local_experts", "n_routed_experts"],
-    &["num_experts_per_tok", "experts_per_token"],
-    &["num_nextn_predict_layers", "num_mtp_layers"],
+    &["num_experts_per_tok", "experts_per_token", "top_k_experts", "num_experts_per_token"],
+    &["num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"],
 ];
 
 impl Architecture {

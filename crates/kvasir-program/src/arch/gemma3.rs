@@ -27,6 +27,7 @@ pub(crate) static GEMMA3: Architecture = Architecture {
         Class::text("Gemma3ForCausalLM", "gemma3_text"),
         Class::vision("Gemma3ForConditionalGeneration", "gemma3_text"),
     ],
+    renames: &[],
     gguf: Gguf {
         names: &["gemma3"],
         written: |_| "gemma3",

@@ -20,12 +20,14 @@ use crate::gguf::rule::{Absent, Constant, Rule, write_nothing};
 use crate::gguf::tensor_name::TensorName::{Irregular, Stem};
 use crate::gguf::transform::{StoredAs, Transform};
 use crate::gguf::windows::read_pattern;
-use crate::ir::op::{Activation, Experts};
+use crate::ir::activation::Activation;
+use crate::ir::moe::Experts;
 use crate::ir::weight::{Matrices, Matrix, Role, Vector, WeightId};
 use serde_json::{Map, Value as Json, json};
 
 pub(crate) static GPT_OSS: Architecture = Architecture {
     classes: &[Class::text("GptOssForCausalLM", "gpt_oss")],
+    renames: &[],
     gguf: Gguf {
         names: &["gpt-oss"],
         written: |_| "gpt-oss",

@@ -16,6 +16,7 @@ use crate::ir::value::ValueId;
 
 pub(crate) static LLAMA: Architecture = Architecture {
     classes: &[Class::text("LlamaForCausalLM", "llama")],
+    renames: &[],
     gguf: Gguf {
         names: &["llama"],
         written: |_| "llama",

@@ -19,11 +19,12 @@ use crate::gguf::experts::{EXPERTS, SIGMOID_SCORES};
 use crate::gguf::heads::HEADS;
 use crate::gguf::rule::{Absent, Rule};
 use crate::gguf::tensor_name::TensorName::{Irregular, Stem};
-use crate::ir::op::{Routing, Score};
+use crate::ir::moe::{Routing, Score};
 use serde_json::{Map, Value as Json};
 
 pub(crate) static MINIMAX_M2: Architecture = Architecture {
     classes: &[Class::text("MiniMaxM2ForCausalLM", "minimax_m2")],
+    renames: &[],
     gguf: Gguf {
         names: &["minimax-m2"],
         written: |_| "minimax-m2",
@@ -77,6 +78,7 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
         groups: None,
         renormalize: Some(0.0),
         scale: 1.0,
+        expert_scale: None,
     };
     let experts = Routed {
         count: c.number("num_local_experts")?,

@@ -23,6 +23,7 @@ pub(crate) static MINISTRAL3: Architecture = Architecture {
         Class::text("Ministral3ForCausalLM", "ministral3"),
         Class::vision("Mistral3ForConditionalGeneration", "ministral3"),
     ],
+    renames: &[],
     gguf: Gguf {
         names: &["mistral3"],
         written: |_| "mistral3",

@@ -21,6 +21,7 @@ pub(crate) static MISTRAL: Architecture = Architecture {
         Class::vision("Mistral3ForConditionalGeneration", "mistral"),
     ],
     // GGUF stores Mistral as Llama, from which only the embedded config tells it.
+    renames: &[],
     gguf: Gguf {
         names: &["llama"],
         written: |_| "llama",

@@ -20,6 +20,7 @@ use crate::gguf::transform::INTERLEAVED;
 
 pub(crate) static MIXTRAL: Architecture = Architecture {
     classes: &[Class::text("MixtralForCausalLM", "mixtral")],
+    renames: &[],
     gguf: Gguf {
         names: &["llama"],
         written: |_| "llama",

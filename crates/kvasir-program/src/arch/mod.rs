@@ -9,23 +9,29 @@
 pub(crate) mod class;
 pub(crate) mod config_defaults;
 pub(crate) mod deepseek;
+pub(crate) mod falcon_h1;
 pub(crate) mod gemma3;
+pub(crate) mod gemma4;
 pub(crate) mod glm4_moe;
 pub(crate) mod glm4_moe_lite;
 pub(crate) mod gpt_oss;
+pub(crate) mod granite;
+pub(crate) mod lfm2;
 pub(crate) mod llama;
 pub(crate) mod minimax_m2;
 pub(crate) mod ministral3;
 pub(crate) mod mistral;
 pub(crate) mod mixtral;
 pub(crate) mod nearest;
+pub(crate) mod nemotron_h;
 pub(crate) mod olmo3;
 pub(crate) mod phi3;
 pub(crate) mod qwen;
+pub(crate) mod qwen3_5;
 pub(crate) mod qwen3_moe;
 pub(crate) mod smollm3;
 
-use crate::arch::class::Class;
+use crate::arch::class::{Class, Rename};
 use crate::arch::nearest::nearest;
 use crate::builder::Builder;
 use crate::builder::config::Config;
@@ -39,6 +45,8 @@ use serde_json::{Map, Value as Json};
 pub struct Architecture {
     /// Its classes in Hugging Face. The first is a text model and names the architecture.
     pub classes: &'static [Class],
+    /// Tensors of Hugging Face that are read under other names.
+    pub renames: &'static [Rename],
     /// Its spelling in GGUF.
     pub gguf: Gguf,
     /// Published models, for the documentation.
@@ -59,6 +67,9 @@ const ALL: &[&Architecture] = &[
     &qwen::QWEN2,
     &qwen::QWEN3,
     &qwen3_moe::QWEN3_MOE,
+    &qwen3_5::dense::QWEN3_5,
+    &qwen3_5::moe::QWEN3_5_MOE,
+    &qwen3_5::next::QWEN3_NEXT,
     &mixtral::MIXTRAL,
     &llama::LLAMA,
     &mistral::MISTRAL,
@@ -66,7 +77,13 @@ const ALL: &[&Architecture] = &[
     &smollm3::SMOLLM3,
     &olmo3::OLMO3,
     &gemma3::GEMMA3,
+    &gemma4::GEMMA4,
     &phi3::PHI3,
+    &granite::GRANITE,
+    &lfm2::dense::LFM2,
+    &lfm2::moe::LFM2_MOE,
+    &nemotron_h::NEMOTRON_H,
+    &falcon_h1::FALCON_H1,
     &gpt_oss::GPT_OSS,
     &glm4_moe::GLM4_MOE,
     &glm4_moe_lite::GLM4_MOE_LITE,

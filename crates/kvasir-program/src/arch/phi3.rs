@@ -18,6 +18,7 @@ use crate::gguf::tensor_name::TensorName::Stem;
 
 pub(crate) static PHI3: Architecture = Architecture {
     classes: &[Class::text("Phi3ForCausalLM", "phi3")],
+    renames: &[],
     gguf: Gguf {
         names: &["phi3"],
         written: |_| "phi3",
@@ -47,7 +48,7 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (norms, window) = (Norms::rms(c)?, common_window(c)?);
     let attention = Attention { fused: true, ..Attention::read(c)? };
-    let ffn = FeedForward { fused: true, ..FeedForward::read(c)? };
+    let ffn = FeedForward { fused: Some("gate_up_proj"), ..FeedForward::read(c)? };
     // Older Phi-3 configs say `yarn` but mean LongRoPE.
     let rope = RopeConfig::read(c)?.with_kind("yarn", "longrope");
     let rope = attention.rope(b, rope, 1.0)?;

@@ -19,6 +19,7 @@ use crate::ir::value::ValueId;
 
 pub(crate) static QWEN2: Architecture = Architecture {
     classes: &[Class::text("Qwen2ForCausalLM", "qwen2")],
+    renames: &[],
     gguf: Gguf {
         names: &["qwen2"],
         written: |_| "qwen2",
@@ -36,6 +37,7 @@ pub(crate) static QWEN2: Architecture = Architecture {
 
 pub(crate) static QWEN3: Architecture = Architecture {
     classes: &[Class::text("Qwen3ForCausalLM", "qwen3")],
+    renames: &[],
     gguf: Gguf {
         names: &["qwen3"],
         written: |_| "qwen3",

@@ -6,6 +6,7 @@ use crate::builder::config::Config;
 use crate::builder::rope_config::RopeConfig;
 use crate::builder::{Attend, Builder};
 use crate::error::Result;
+use crate::ir::activation::Activation;
 use crate::ir::layer::LayerFacts;
 use crate::ir::op::Pairs;
 use crate::ir::rope::{Rope, RopeId};
@@ -51,6 +52,25 @@ pub(crate) struct Attention {
     pub(crate) sinks: bool,
     /// Softmax scale.
     pub(crate) scale: f64,
+    /// Output gate: the query projection has a gate behind each head's query, whose sigmoid
+    /// multiplies the result.
+    pub(crate) gated: bool,
+    /// Factor of the keys, before RoPE.
+    pub(crate) key_factor: f64,
+    /// Tensor names of the QK-norms and of the output projection.
+    pub(crate) names: Names,
+}
+
+/// Tensor names that differ between architectures.
+#[derive(Clone, Copy)]
+pub(crate) struct Names {
+    pub(crate) q_norm: &'static str,
+    pub(crate) k_norm: &'static str,
+    pub(crate) output: &'static str,
+}
+
+impl Names {
+    const USUAL: Self = Self { q_norm: "q_norm", k_norm: "k_norm", output: "o_proj" };
 }
 
 impl Attention {
@@ -72,6 +92,9 @@ impl Attention {
             wide_norms: false,
             sinks: false,
             scale: (head_dim as f64).powf(-0.5),
+            gated: false,
+            key_factor: 1.0,
+            names: Names::USUAL,
         })
     }
 
@@ -117,12 +140,19 @@ impl Attention {
     ) -> Result<ValueId> {
         let ropes = ropes.into();
         let (q, k, v) = self.project(b, p, x)?;
+        let (q, gate) = if self.gated {
+            let (heads, dim) = (self.heads, self.head_dim);
+            (b.slice(q, heads, 0, dim)?, Some(b.slice(q, heads, dim, dim)?))
+        } else {
+            (q, None)
+        };
+        let k = b.scale(k, self.key_factor);
         let pairs = if b.source.layout.interleaved_qk { Pairs::Interleaved } else { Pairs::Half };
         // The norm directly precedes the rotation that reads it, so that a backend can fuse both.
         let mut place = |x: ValueId, name: &str, heads: usize, rope: Option<RopeId>| {
             let groups = if self.wide_norms { 1 } else { heads };
             let x = match self.norms {
-                Some(norms) => norms.heads(b, x, &format!("{p}{name}_norm"), groups)?,
+                Some(norms) => norms.heads(b, x, &format!("{p}{name}"), groups)?,
                 None => x,
             };
             match rope {
@@ -130,7 +160,10 @@ impl Attention {
                 None => Ok(x),
             }
         };
-        let (q, k) = (place(q, "q", self.heads, ropes.q)?, place(k, "k", self.kv_heads, ropes.k)?);
+        let (q, k) = (
+            place(q, self.names.q_norm, self.heads, ropes.q)?,
+            place(k, self.names.k_norm, self.kv_heads, ropes.k)?,
+        );
         let sinks =
             if self.sinks { Some(b.weight(&format!("{p}sinks"), &[self.heads], Role::Sinks)?) } else { None };
         let id = b.layer(LayerFacts {
@@ -141,10 +174,16 @@ impl Attention {
             window,
             index_dim: 0,
         });
-        let attend = Attend { q, k, v: Some(v), scale: self.scale, soft_cap: None, sinks, selection: None };
+        let attend =
+            Attend { q, k: Some(k), v: Some(v), scale: self.scale, soft_cap: None, sinks, selection: None };
         let y = b.attend(id, &attend)?;
+        let y = match gate {
+            Some(gate) => b.gate(gate, y, Activation::Sigmoid)?,
+            None => y,
+        };
         let (hidden, width) = (b.program.hidden, self.heads * self.head_dim);
-        let out = b.matrix(&format!("{p}o_proj"), hidden, width, self.out_bias, Role::Matrix)?;
+        let out =
+            b.matrix(&format!("{p}{}", self.names.output), hidden, width, self.out_bias, Role::Matrix)?;
         b.linear(y, out)
     }
 
@@ -162,6 +201,7 @@ impl Attention {
             let matrix = b.matrix(&format!("{p}{name}"), width, inputs, self.bias, Role::Matrix)?;
             b.linear(x, matrix)
         };
+        let wide = if self.gated { 2 * wide } else { wide };
         Ok((one("q_proj", wide)?, one("k_proj", narrow)?, one("v_proj", narrow)?))
     }
 }

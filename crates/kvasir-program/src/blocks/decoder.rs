@@ -1,8 +1,8 @@
 //! The decoder stack (embedding, layers, final norm, LM head) and the MTP layer for speculative
 //! decoding.
 
-use crate::builder::Builder;
 use crate::builder::config::Config;
+use crate::builder::{Builder, Logits};
 use crate::error::Result;
 use crate::ir::op::NormKind;
 use crate::ir::program::{Purpose, Tap};
@@ -39,17 +39,30 @@ pub(crate) fn decoder<'a>(
     b: &mut Builder<'a>,
     embedding_scale: f64,
     norms: Norms,
+    layer: impl FnMut(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
+) -> Result<()> {
+    let x = b.embed(embedding_scale)?;
+    let soft_cap = b.config.opt_positive("final_logit_softcapping")?;
+    stack(b, x, norms, "model.norm", Logits { scale: 1.0, soft_cap }, layer)
+}
+
+/// Builds the layers over an embedding, the final norm of this name and the LM head.
+pub(crate) fn stack<'a>(
+    b: &mut Builder<'a>,
+    embedding: ValueId,
+    norms: Norms,
+    final_norm: &str,
+    logits: Logits,
     mut layer: impl FnMut(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
 ) -> Result<()> {
-    let mut x = b.embed(embedding_scale)?;
+    let mut x = embedding;
     for i in 0..b.config.number("num_hidden_layers")? {
         b.tap(Tap::IntoLayer(i as u32), x);
         x = layer(b, i, x)?;
     }
     b.tap(Tap::OutOfLastLayer, x);
     let head = output_weight(b)?;
-    let soft_cap = b.config.opt_positive("final_logit_softcapping")?;
-    finish(b, x, "model.norm", norms, head, soft_cap)
+    finish(b, x, final_norm, norms, head, logits)
 }
 
 /// Builds an MTP layer as in DeepSeek-V3 and GLM-4.5.
@@ -83,7 +96,7 @@ pub(crate) fn prediction<'a>(
     let head = output_weight(b)?;
     let head = b.program.resolve(head);
     b.tied(&format!("{p}shared_head.head.weight"), head)?;
-    finish(b, x, &format!("{p}shared_head.norm"), norms, head, None)
+    finish(b, x, &format!("{p}shared_head.norm"), norms, head, Logits::PLAIN)
 }
 
 fn finish(
@@ -92,12 +105,12 @@ fn finish(
     norm: &str,
     norms: Norms,
     head: WeightId,
-    soft_cap: Option<f64>,
+    logits: Logits,
 ) -> Result<()> {
     let x = norms.row(b, x, norm)?;
     b.tap(Tap::FinalNorm, x);
     let x = b.gather(x);
-    b.head(x, head, b.program.vocab, soft_cap)?;
+    b.head(x, head, b.program.vocab, logits)?;
     Ok(())
 }
 

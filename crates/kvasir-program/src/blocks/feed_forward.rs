@@ -3,7 +3,7 @@
 use crate::builder::Builder;
 use crate::builder::config::Config;
 use crate::error::Result;
-use crate::ir::op::Activation;
+use crate::ir::activation::Activation;
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
 
@@ -12,32 +12,49 @@ use crate::ir::weight::Role;
 pub(crate) struct FeedForward {
     pub(crate) intermediate: usize,
     pub(crate) bias: bool,
-    /// Fused gate and up: one matrix, all rows of the gate first.
-    pub(crate) fused: bool,
+    /// Tensor name of the fused gate and up: one matrix, all rows of the gate first.
+    pub(crate) fused: Option<&'static str>,
     pub(crate) activation: Activation,
+    /// Tensor names of the gate, up and down projections.
+    pub(crate) names: [&'static str; 3],
+    /// Factors of the gate, before the activation, and of the result.
+    pub(crate) factors: [f64; 2],
 }
 
 impl FeedForward {
+    /// SwiGLU without biases, of the usual names; its width is to be set.
+    pub(crate) const PLAIN: Self = Self {
+        intermediate: 0,
+        bias: false,
+        fused: None,
+        activation: Activation::Silu,
+        names: ["gate_proj", "up_proj", "down_proj"],
+        factors: [1.0; 2],
+    };
+
     pub(crate) fn read(config: Config<'_>) -> Result<Self> {
         let (intermediate, activation) = (config.size("intermediate_size")?, activation(config)?);
-        Ok(Self { intermediate, bias: false, fused: false, activation })
+        Ok(Self { intermediate, activation, ..Self::PLAIN })
     }
 
     /// Builds the block; its tensor names start with `p`.
     pub(crate) fn build(&self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<ValueId> {
         let (hidden, inner) = (b.program.hidden, self.intermediate);
-        let (gate, up) = if self.fused {
-            let matrix = b.matrix(&format!("{p}gate_up_proj"), 2 * inner, hidden, self.bias, Role::Matrix)?;
+        let (gate, up) = if let Some(name) = self.fused {
+            let matrix = b.matrix(&format!("{p}{name}"), 2 * inner, hidden, self.bias, Role::Matrix)?;
             let both = b.linear(x, matrix)?;
             (b.slice(both, 1, 0, inner)?, b.slice(both, 1, inner, inner)?)
         } else {
-            let gate = b.matrix(&format!("{p}gate_proj"), inner, hidden, self.bias, Role::Matrix)?;
-            let up = b.matrix(&format!("{p}up_proj"), inner, hidden, self.bias, Role::Matrix)?;
+            let [gate, up, _] = self.names;
+            let gate = b.matrix(&format!("{p}{gate}"), inner, hidden, self.bias, Role::Matrix)?;
+            let up = b.matrix(&format!("{p}{up}"), inner, hidden, self.bias, Role::Matrix)?;
             (b.linear(x, gate)?, b.linear(x, up)?)
         };
+        let gate = b.scale(gate, self.factors[0]);
         let y = b.gate(gate, up, self.activation)?;
-        let down = b.matrix(&format!("{p}down_proj"), hidden, inner, self.bias, Role::Matrix)?;
-        b.linear(y, down)
+        let down = b.matrix(&format!("{p}{}", self.names[2]), hidden, inner, self.bias, Role::Matrix)?;
+        let y = b.linear(y, down)?;
+        Ok(b.scale(y, self.factors[1]))
     }
 }
 

@@ -6,7 +6,7 @@ use crate::blocks::routed::Routed;
 use crate::builder::Builder;
 use crate::builder::config::Config;
 use crate::error::Result;
-use crate::ir::op::{Groups, Routing, Score};
+use crate::ir::moe::{Groups, Routing, Score};
 use crate::ir::value::ValueId;
 
 /// A MoE block with group-limited routing and shared experts; the first layers are dense.
@@ -39,6 +39,7 @@ impl Grouped {
             groups: (groups.count > 1).then_some(groups),
             renormalize: config.flag_or("norm_topk_prob", true)?.then_some(1e-20),
             scale: config.float_or("routed_scaling_factor", 1.0)? as f32,
+            expert_scale: None,
         };
         let dense = FeedForward::read(config)?;
         let (names, activation, correction) = (Routed::NAMES, dense.activation, Some(Routed::CORRECTION));

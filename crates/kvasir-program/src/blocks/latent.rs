@@ -118,7 +118,8 @@ impl Latent {
         let turning = b.slice(q, self.heads, self.still, self.turning)?;
         let absorbed = b.group_linear(still, expand_k)?;
         let q = b.concat(absorbed, turning, self.heads)?;
-        let attend = Attend { q, k, v: None, scale: self.scale, soft_cap: None, sinks: None, selection };
+        let attend =
+            Attend { q, k: Some(k), v: None, scale: self.scale, soft_cap: None, sinks: None, selection };
         let latents = b.attend(id, &attend)?;
         let y = b.group_linear(latents, expand_v)?;
         let (hidden, width) = (b.program.hidden, self.heads * self.value);

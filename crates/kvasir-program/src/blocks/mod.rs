@@ -1,11 +1,13 @@
-//! Building blocks shared by architectures: GQA attention, MLA, feed-forward, MoE, the decoder
-//! stack, sliding windows.
+//! Building blocks shared by architectures: GQA attention, MLA, Gated DeltaNet, Mamba-2, feed-forward,
+//! MoE, the decoder stack, sliding windows.
 
 pub(crate) mod attention;
 pub(crate) mod decoder;
 pub(crate) mod feed_forward;
+pub(crate) mod gated_delta;
 pub(crate) mod grouped;
 pub(crate) mod latent;
+pub(crate) mod mamba2;
 pub(crate) mod routed;
 
 use crate::builder::config::Config;

@@ -1,8 +1,9 @@
-//! MoE with one tensor per expert and projection: router, top-k selection, expert matrices.
+//! MoE: router, top-k selection, and expert matrices, one tensor each or stacked in one.
 
 use crate::builder::Builder;
 use crate::error::Result;
-use crate::ir::op::{Activation, Experts, Routing, Score};
+use crate::ir::activation::Activation;
+use crate::ir::moe::{Experts, Routing, Score};
 use crate::ir::value::ValueId;
 use crate::ir::weight::{Matrices, Matrix, Role};
 
@@ -43,8 +44,15 @@ impl Routed {
 
 /// Softmax top-k routing.
 pub(crate) fn by_softmax(top_k: usize, renormalize: bool) -> Routing {
-    let renormalize = renormalize.then_some(0.0);
-    Routing { score: Score::Softmax, top_k, correction: None, groups: None, renormalize, scale: 1.0 }
+    Routing {
+        score: Score::Softmax,
+        top_k,
+        correction: None,
+        groups: None,
+        renormalize: renormalize.then_some(0.0),
+        scale: 1.0,
+        expert_scale: None,
+    }
 }
 
 /// Router scores, one per expert.
@@ -57,6 +65,47 @@ pub(crate) fn scores(
 ) -> Result<ValueId> {
     let router = b.matrix(router, experts, b.program.hidden, bias, Role::Router)?;
     b.linear(x, router)
+}
+
+/// Declares experts that are stacked in two tensors: `pgate_up_proj` [experts, 2 * inner, hidden], the
+/// gate's rows first, and `pdown_proj` [experts, hidden, inner].
+pub(crate) fn stacked_experts(
+    b: &mut Builder<'_>,
+    p: &str,
+    count: usize,
+    inner: usize,
+    activation: Activation,
+) -> Result<Experts> {
+    fused_experts(b, [format!("{p}gate_up_proj"), format!("{p}down_proj")], count, inner, activation)
+}
+
+/// The same with the complete names of the two tensors.
+pub(crate) fn fused_experts(
+    b: &mut Builder<'_>,
+    [both, down]: [String; 2],
+    count: usize,
+    inner: usize,
+    activation: Activation,
+) -> Result<Experts> {
+    let hidden = b.program.hidden;
+    let both = b.weight(&both, &[count, 2 * inner, hidden], Role::Experts)?;
+    let down = b.weight(&down, &[count, hidden, inner], Role::Experts)?;
+    let all = |first: Matrix, offset_stride| Matrices {
+        count,
+        first,
+        weight_stride: 0,
+        offset_stride,
+        bias_stride: 0,
+    };
+    let gate = Matrix::whole(both, inner, hidden);
+    let up = Matrix { offset: inner * hidden, ..gate };
+    Ok(Experts {
+        gate: all(gate, 2 * inner * hidden),
+        up: all(up, 2 * inner * hidden),
+        down: all(Matrix::whole(down, hidden, inner), hidden * inner),
+        activation,
+        first: 0,
+    })
 }
 
 /// Declares experts as separate tensors `pN.GATE.weight` and so on; `names` are gate, up and down.

@@ -34,6 +34,15 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// The nested object under `key`; its errors are reported as if its keys were this object's.
+    pub(crate) fn entry(&self, key: &str) -> Result<Option<Self>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(json) if json.is_object() => Ok(Some(Self { json, path: self.path })),
+            Some(_) => Err(self.bad(key, "is not an object")),
+        }
+    }
+
     pub(crate) fn get(&self, key: &str) -> Option<&'a Json> {
         self.json.get(key).filter(|v| !v.is_null())
     }

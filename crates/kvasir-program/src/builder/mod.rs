@@ -4,14 +4,17 @@
 //! Every error names the config key or the tensor. No tensor data is read.
 
 pub(crate) mod config;
+pub(crate) mod recurrent;
 pub(crate) mod rope_config;
 pub(crate) mod source;
 
 use crate::builder::config::Config;
 use crate::builder::source::Source;
 use crate::error::{ProgramError, Result};
+use crate::ir::activation::Activation;
 use crate::ir::layer::{LayerFacts, LayerId};
-use crate::ir::op::{Activation, Experts, NormKind, NumberType, Op, Pairs, Routing};
+use crate::ir::moe::{Experts, Routing};
+use crate::ir::op::{NormKind, NumberType, Op, Pairs};
 use crate::ir::program::{Program, Purpose, Tap};
 use crate::ir::rope::{Rope, RopeId};
 use crate::ir::value::{Holds, Rows, Value, ValueId};
@@ -24,18 +27,32 @@ pub(crate) struct Builder<'a> {
     pub(crate) config: Config<'a>,
     pub(crate) source: &'a Source,
     pub(crate) program: Program,
+    /// Tensors that a checkpoint may have and the model does not use.
+    pub(crate) unread: Vec<String>,
     names: HashMap<String, WeightId>,
 }
 
 /// Operands of an attention op, beside the layer's own facts.
 pub(crate) struct Attend {
     pub(crate) q: ValueId,
-    pub(crate) k: ValueId,
+    /// `None` for the K and V that an earlier op of the layer writes.
+    pub(crate) k: Option<ValueId>,
     pub(crate) v: Option<ValueId>,
     pub(crate) scale: f64,
     pub(crate) soft_cap: Option<f64>,
     pub(crate) sinks: Option<WeightId>,
     pub(crate) selection: Option<ValueId>,
+}
+
+/// What follows the LM head's product: a factor, then the soft-capping.
+#[derive(Clone, Copy)]
+pub(crate) struct Logits {
+    pub(crate) scale: f64,
+    pub(crate) soft_cap: Option<f64>,
+}
+
+impl Logits {
+    pub(crate) const PLAIN: Self = Self { scale: 1.0, soft_cap: None };
 }
 
 impl<'a> Builder<'a> {
@@ -60,11 +77,12 @@ impl<'a> Builder<'a> {
             weights: Vec::new(),
             ropes: Vec::new(),
             layers: Vec::new(),
+            states: Vec::new(),
             taps: Vec::new(),
             shard: None,
             expert_shard: None,
         };
-        Ok(Self { config, source, program, names: HashMap::new() })
+        Ok(Self { config, source, program, unread: Vec::new(), names: HashMap::new() })
     }
 
     // ---- weights
@@ -131,12 +149,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Appends an op that makes one row of `width` elements per token.
-    fn numbers(&mut self, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
+    pub(super) fn numbers(&mut self, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
         self.push(Holds::Numbers(width), Rows::Tokens, op)
     }
 
     /// Width of one group (head) of a value; `what` is the config key to blame.
-    fn group(&self, value: ValueId, groups: usize, what: &str) -> Result<usize> {
+    pub(super) fn group(&self, value: ValueId, groups: usize, what: &str) -> Result<usize> {
         let width = self.width(value);
         if groups > 0 && width.is_multiple_of(groups) {
             Ok(width / groups)
@@ -146,7 +164,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Fails unless two widths agree; `what` is the config key to blame.
-    fn same(&self, found: usize, expected: usize, what: &str) -> Result<()> {
+    pub(super) fn same(&self, found: usize, expected: usize, what: &str) -> Result<()> {
         if found == expected {
             Ok(())
         } else {
@@ -160,8 +178,19 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn embed_from(&mut self, name: &str, scale: f64) -> Result<ValueId> {
         let (vocab, hidden) = (self.program.vocab, self.program.hidden);
-        let table = self.weight(name, &[vocab, hidden], Role::Embedding)?;
-        Ok(self.numbers(hidden, |out| Op::Embed { table, scale: scale as f32, out }))
+        self.embed_wide(name, vocab, hidden, scale)
+    }
+
+    /// The row of each token in a table of this height and width.
+    pub(crate) fn embed_wide(
+        &mut self,
+        name: &str,
+        height: usize,
+        width: usize,
+        scale: f64,
+    ) -> Result<ValueId> {
+        let table = self.weight(name, &[height, width], Role::Embedding)?;
+        Ok(self.numbers(width, |out| Op::Embed { table, scale: scale as f32, out }))
     }
 
     pub(crate) fn hidden(&mut self) -> ValueId {
@@ -181,8 +210,30 @@ impl<'a> Builder<'a> {
         groups: usize,
         eps: f64,
     ) -> Result<ValueId> {
+        self.norm_by(x, kind, &format!("{name}.weight"), groups, eps)
+    }
+
+    /// RMSNorm over each of `groups` parts without a weight.
+    pub(crate) fn unweighted_rms(&mut self, x: ValueId, groups: usize, eps: f64) -> Result<ValueId> {
+        self.group(x, groups, "num_attention_heads")?;
+        let (kind, eps) = (NormKind::Rms, eps as f32);
+        let op = |out| Op::Norm { x, kind, weight: None, bias: None, eps, groups, out };
+        Ok(self.numbers(self.width(x), op))
+    }
+
+    /// The same as `norm` with the complete name of the weight. A LayerNorm's bias has the name that
+    /// ends with `bias` instead of `weight`.
+    pub(crate) fn norm_by(
+        &mut self,
+        x: ValueId,
+        kind: NormKind,
+        name: &str,
+        groups: usize,
+        eps: f64,
+    ) -> Result<ValueId> {
         let width = self.group(x, groups, "num_attention_heads")?;
-        let weight = self.weight(&format!("{name}.weight"), &[width], Role::Norm)?;
+        let weight = Some(self.weight(name, &[width], Role::Norm)?);
+        let name = name.strip_suffix(".weight").unwrap_or(name);
         let bias = match kind {
             NormKind::Layer => Some(self.weight(&format!("{name}.bias"), &[width], Role::Norm)?),
             NormKind::Rms | NormKind::RmsPlusOne => None,
@@ -262,8 +313,10 @@ impl<'a> Builder<'a> {
     /// query heads (GQA).
     pub(crate) fn attend(&mut self, layer: LayerId, a: &Attend) -> Result<ValueId> {
         let facts = self.program.layers[layer.0 as usize];
-        self.same(self.width(a.k), facts.key_width(), "num_key_value_heads")?;
-        self.same(a.v.map_or(0, |v| self.width(v)), facts.value_width(), "num_key_value_heads")?;
+        if let Some(k) = a.k {
+            self.same(self.width(k), facts.key_width(), "num_key_value_heads")?;
+            self.same(a.v.map_or(0, |v| self.width(v)), facts.value_width(), "num_key_value_heads")?;
+        }
         let heads = self.width(a.q) / facts.key_dim.max(1);
         if heads * facts.key_dim != self.width(a.q) || !heads.is_multiple_of(facts.kv_heads.max(1)) {
             let why = format!("is {}, which does not divide {heads} heads", facts.kv_heads);
@@ -286,8 +339,25 @@ impl<'a> Builder<'a> {
     }
 
     pub(crate) fn gate(&mut self, gate: ValueId, up: ValueId, activation: Activation) -> Result<ValueId> {
-        self.same(self.width(up), self.width(gate), "intermediate_size")?;
-        Ok(self.numbers(self.width(gate), |out| Op::Gate { gate, up, activation, out }))
+        if self.width(gate) != 1 {
+            self.same(self.width(up), self.width(gate), "intermediate_size")?;
+        }
+        Ok(self.numbers(self.width(up), |out| Op::Gate { gate, up, activation, out }))
+    }
+
+    /// `x * factor`; a factor of 1 adds no op.
+    pub(crate) fn scale(&mut self, x: ValueId, factor: f64) -> ValueId {
+        let factor = factor as f32;
+        if factor == 1.0 {
+            return x;
+        }
+        self.numbers(self.width(x), |out| Op::Scale { x, factor, by: None, out })
+    }
+
+    /// `x * weight`, with a weight of one element.
+    pub(crate) fn scale_by(&mut self, x: ValueId, name: &str) -> Result<ValueId> {
+        let by = Some(self.weight(name, &[1], Role::Norm)?);
+        Ok(self.numbers(self.width(x), |out| Op::Scale { x, factor: 1.0, by, out }))
     }
 
     pub(crate) fn add(&mut self, a: ValueId, b: ValueId) -> Result<ValueId> {
@@ -329,12 +399,12 @@ impl<'a> Builder<'a> {
         x: ValueId,
         weight: WeightId,
         vocab: usize,
-        soft_cap: Option<f64>,
+        logits: Logits,
     ) -> Result<ValueId> {
         let matrix = Matrix::whole(weight, vocab, self.program.hidden);
         self.same(self.width(x), matrix.inputs, "hidden_size")?;
-        let soft_cap = soft_cap.map(|cap| cap as f32);
-        let op = |out| Op::Head { x, matrix, soft_cap, out };
+        let (scale, soft_cap) = (logits.scale as f32, logits.soft_cap.map(|cap| cap as f32));
+        let op = |out| Op::Head { x, matrix, scale, soft_cap, out };
         Ok(self.push(Holds::Numbers(matrix.outputs), Rows::Sampled, op))
     }
 

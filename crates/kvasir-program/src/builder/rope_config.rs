@@ -1,4 +1,5 @@
-//! Reads RoPE settings from a config: default, dynamic, linear, Llama 3, YaRN and LongRoPE scaling.
+//! Reads RoPE settings from a config: default, dynamic, linear, proportional, Llama 3, YaRN and LongRoPE
+//! scaling.
 //!
 //! Both spellings are understood: `rope_theta` with `rope_scaling` (older), and `rope_parameters`
 //! (newer). Frequencies are computed in f32, as in training. Guarded by `tests/spelling.rs` and
@@ -117,6 +118,15 @@ impl<'a> RopeConfig<'a> {
 
     /// Number of rotated elements of a head (`partial_rotary_factor`).
     pub(crate) fn dims(&self, head_dim: usize, default_share: f64) -> Result<usize> {
+        // The pairs of a proportional rope span the whole head; those that do not turn have
+        // frequency 0.
+        if self.kind()? == "proportional" {
+            return Ok(head_dim);
+        }
+        self.rotated_dims(head_dim, default_share)
+    }
+
+    fn rotated_dims(&self, head_dim: usize, default_share: f64) -> Result<usize> {
         let share = match self.float("partial_rotary_factor")? {
             Some(share) => share,
             None => self.top.float_or("partial_rotary_factor", default_share)?,
@@ -163,6 +173,12 @@ impl<'a> RopeConfig<'a> {
             "linear" => {
                 let factor = self.required("factor")?;
                 Ok(plain(inv.iter().map(|f| f / factor as f32).collect(), 1.0))
+            }
+            "proportional" => {
+                let pairs = self.rotated_dims(dims, 1.0)? / 2;
+                let factor = self.float("factor")?.filter(|factor| *factor > 0.0).unwrap_or(1.0);
+                let rotated = inv.iter().take(pairs).map(|f| f / factor as f32);
+                Ok(plain(rotated.chain(std::iter::repeat(0.0)).take(dims / 2).collect(), 1.0))
             }
             "llama3" => Ok(plain(self.llama3(&inv)?, 1.0)),
             "yarn" => {

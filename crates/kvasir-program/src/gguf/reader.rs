@@ -39,6 +39,14 @@ impl<'a> ConfigReader<'a> {
         value.is_number().then_some(value)
     }
 
+    /// An integer per layer; one integer stands for all layers.
+    pub(crate) fn uints(&self, key: &str) -> Option<Vec<u64>> {
+        match self.file.value(key)? {
+            Json::Array(all) => all.iter().map(Json::as_u64).collect(),
+            one => one.as_u64().map(|n| vec![n; self.blocks() as usize]),
+        }
+    }
+
     pub(crate) fn uint(&self, key: &str) -> Option<u64> {
         self.number(key)?.as_u64()
     }

@@ -84,7 +84,9 @@ fn write(w: &mut MetadataWriter<'_>) -> Result<()> {
         w.count(ORIGINAL, usize::try_from(n).unwrap_or(usize::MAX));
     }
     match kind {
-        "default" => {}
+        // The divisors of a proportional rope are written by the architecture: they depend on the
+        // width of its full layers' heads.
+        "default" | "proportional" => {}
         "linear" | "yarn" => {
             w.set("rope.scaling.type", MetadataValue::Text(if kind == "yarn" { "yarn" } else { "linear" }));
             w.rope_float("factor").into_iter().for_each(|factor| w.float("rope.scaling.factor", factor));

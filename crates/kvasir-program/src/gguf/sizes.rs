@@ -5,15 +5,30 @@ use crate::gguf::reader::ConfigReader;
 use crate::gguf::rule::{Absent, Rule};
 use crate::gguf::writer::MetadataWriter;
 
+const EPSILON: &str = "attention.layer_norm_rms_epsilon";
+
 pub(crate) const SIZES: &[Rule] = &[
     Rule::count("embedding_length", "hidden_size", Absent::Fail),
     Rule::count("attention.head_count", "num_attention_heads", Absent::Fail),
     Rule::count("context_length", "max_position_embeddings", Absent::Fail),
-    Rule::float("attention.layer_norm_rms_epsilon", "rms_norm_eps", Absent::Fail),
+    Rule::Code { read: read_epsilon, write: write_epsilon },
     Rule::count("feed_forward_length", "intermediate_size", Absent::Omit),
     Rule::Code { read: read_layers, write: write_layers },
     Rule::Code { read: read_vocabulary, write: write_vocabulary },
 ];
+
+/// Hybrid models may have the epsilon under the key of LayerNorm.
+fn read_epsilon(r: &mut ConfigReader<'_>) -> Result<()> {
+    let found = r.number(EPSILON).or_else(|| r.number("attention.layer_norm_epsilon"));
+    r.set("rms_norm_eps", found.ok_or_else(|| ConfigReader::missing(EPSILON))?);
+    Ok(())
+}
+
+fn write_epsilon(w: &mut MetadataWriter<'_>) -> Result<()> {
+    let found = w.config.opt_float("rms_norm_eps")?;
+    found.into_iter().for_each(|eps| w.float(EPSILON, eps));
+    Ok(())
+}
 
 /// GGUF counts multi-token-prediction (MTP) layers as blocks.
 fn read_layers(r: &mut ConfigReader<'_>) -> Result<()> {

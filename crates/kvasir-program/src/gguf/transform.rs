@@ -21,6 +21,44 @@ pub enum Transform {
     /// gpt-oss: the interleaved `gate_up_proj` of all experts is split into gate and up; float
     /// experts are transposed to [experts, out, in].
     SplitExperts,
+    /// `gate_up_proj` of all experts, the gate's rows first, is split into gate and up; Granite's shared
+    /// MLP, too.
+    SplitGateUp,
+    /// None: hides a transform of a more general name.
+    Identity,
+    /// A depthwise convolution [channels, 1, kernel] becomes [channels, kernel].
+    SqueezeConvolution,
+    /// A decay weight `A_log` becomes the rate -exp(A_log).
+    DecayRate {
+        /// The vector becomes a column [heads, 1].
+        column: bool,
+    },
+    /// A vector [heads] becomes a column [heads, 1].
+    Column,
+    /// A norm [width] becomes [groups, width / groups].
+    NormGroups {
+        /// The config key of the number of groups.
+        groups: &'static str,
+    },
+    /// Value heads of a gated delta rule are permuted from `key * ratio + j` to `j * key_heads + key`.
+    TileHeads(HeadOrder),
+    /// Qwen3-Next: rows of q, k, v and z by key head become all q, all k, all v, and a tensor of z.
+    SplitKeyHeads,
+    /// Falcon-H1: the factors of activations are multiplied into the weights.
+    FoldFactors,
+}
+
+/// Where a tensor has the value heads of a gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadOrder {
+    /// Its rows are value heads.
+    Rows,
+    /// Rows of queries and keys precede those of values. A convolution is squeezed, too.
+    BehindKeys,
+    /// Its columns are value heads.
+    Columns,
+    /// One decay weight per value head, which becomes a rate.
+    Rates,
 }
 
 /// The tensors that a [`Transform`] applies to.
@@ -56,6 +94,15 @@ impl Transform {
             // Older files keep `kv_b_proj` whole.
             Self::SplitLatent => layout.split_kv_b = file.shape("blk.0.attn_k_b.weight").is_some(),
             Self::SplitExperts => layout.split_gate_up = true,
+            Self::SplitGateUp => layout.split_feed_forward = true,
+            Self::SqueezeConvolution
+            | Self::DecayRate { .. }
+            | Self::Column
+            | Self::NormGroups { .. }
+            | Self::SplitKeyHeads => layout.ssm_tensors = true,
+            Self::TileHeads(_) => (layout.ssm_tensors, layout.tiled_value_heads) = (true, true),
+            Self::FoldFactors => layout.folded_factors = true,
+            Self::Identity => {}
         }
     }
 }

@@ -17,6 +17,8 @@ pub enum MetadataValue {
     Text(&'static str),
     /// A flag per layer.
     Flags(Vec<bool>),
+    /// An integer per layer.
+    Counts(Vec<u32>),
 }
 
 /// What a converted file says of its architecture.
@@ -53,6 +55,17 @@ impl<'a> MetadataWriter<'a> {
 
     pub(crate) fn float(&mut self, key: &'static str, value: f64) {
         self.set(key, MetadataValue::Float(value as f32));
+    }
+
+    /// A size per layer, as one integer if all are equal.
+    pub(crate) fn counts(&mut self, key: &'static str, all: &[usize]) {
+        match all {
+            [first, rest @ ..] if rest.iter().all(|n| n == first) => self.count(key, *first),
+            _ => {
+                let small = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
+                self.set(key, MetadataValue::Counts(all.iter().map(small).collect()));
+            }
+        }
     }
 
     /// Copies a config value, if it is a number.

@@ -1,11 +1,16 @@
-//! The op list and what it names: ops, values, weights, ropes and the KV layout of layers.
+//! The op list and what it names: ops, values, weights, ropes, the KV layout of layers, and recurrent
+//! states.
 //!
 //! Plain data. Knows no config and no checkpoint.
 
+pub(crate) mod activation;
+pub(crate) mod grouping;
 pub(crate) mod layer;
+pub(crate) mod moe;
 pub(crate) mod op;
 pub(crate) mod print;
 pub(crate) mod program;
+pub(crate) mod recurrent;
 pub(crate) mod rope;
 pub(crate) mod usage;
 pub(crate) mod value;

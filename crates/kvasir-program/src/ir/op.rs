@@ -2,12 +2,16 @@
 //! collectives.
 //!
 //! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only
-//! [`Op::UpdateAndAttend`] and [`Op::SelectKeys`] read other rows, through the KV cache. Shapes are
-//! not stored in ops: they follow from the values and matrices.
+//! [`Op::UpdateAndAttend`] and [`Op::SelectKeys`] read other rows, through the KV cache, and
+//! [`Op::ShortConv`], [`Op::GatedDelta`] and [`Op::SelectiveScan`], through recurrent states. Shapes
+//! are not stored in ops: they follow from the values and matrices.
 //!
 //! Backends may fuse ops; the reference semantics are those of `kvasir-plain/src/run.rs`.
 
+use crate::ir::activation::Activation;
 use crate::ir::layer::LayerId;
+use crate::ir::moe::{Experts, Routing};
+use crate::ir::recurrent::{DeltaForm, ScanForm, StateId};
 use crate::ir::rope::RopeId;
 use crate::ir::value::ValueId;
 use crate::ir::weight::{Matrices, Matrix, Vector, WeightId};
@@ -33,78 +37,6 @@ pub enum NormKind {
     RmsPlusOne,
     /// LayerNorm: (x - mean) / sqrt(variance + eps) * w + bias.
     Layer,
-}
-
-/// The gated activation of a feed-forward block.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activation {
-    /// SwiGLU: gate * sigmoid(gate) * up.
-    Silu,
-    /// GeGLU: gelu(gate) * up, with the tanh approximation of GELU.
-    GeluTanh,
-    /// Clamped SwiGLU (gpt-oss): with g = min(gate, limit) and u = clamp(up, -limit, limit), g *
-    /// sigmoid(alpha * g) * (u + 1).
-    ClampedSwiglu {
-        /// Steepness of the sigmoid.
-        alpha: f32,
-        /// Clamping limit.
-        limit: f32,
-    },
-}
-
-/// MoE routing: how a token's experts and their weights follow from the router's scores.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Routing {
-    /// How scores become expert weights.
-    pub score: Score,
-    /// Experts per token, in descending order of weight; the lower index first among equals.
-    pub top_k: usize,
-    /// Added to the weights for the selection only (DeepSeek's `e_score_correction_bias`).
-    pub correction: Option<WeightId>,
-    /// Group-limited routing: experts may be chosen only from the best groups.
-    pub groups: Option<Groups>,
-    /// If set, divide the chosen weights by their sum plus this epsilon.
-    pub renormalize: Option<f32>,
-    /// Multiplies the final weights (`routed_scaling_factor`).
-    pub scale: f32,
-}
-
-/// The scoring function of a router.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Score {
-    /// Softmax over all experts.
-    Softmax,
-    /// Sigmoid of each score.
-    Sigmoid,
-}
-
-/// Groups of experts (group-limited routing). A group's score is the sum of its two best corrected
-/// weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Groups {
-    /// Number of groups, of equal size.
-    pub count: usize,
-    /// Number of groups that experts are chosen from.
-    pub keep: usize,
-}
-
-/// The expert weights of one MoE layer.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Experts {
-    /// Gate projections: hidden to intermediate.
-    pub gate: Matrices,
-    /// Up projections: hidden to intermediate.
-    pub up: Matrices,
-    /// Down projections: intermediate to hidden.
-    pub down: Matrices,
-    /// The gated activation between them.
-    pub activation: Activation,
-    /// Router index of the first local expert; 0 unless ranks divide the experts. Routes to experts
-    /// of other ranks contribute nothing.
-    #[serde(default)]
-    pub first: usize,
 }
 
 /// Collective operations of tensor parallelism: how the ranks' partial rows become one row.
@@ -133,7 +65,8 @@ pub enum NumberType {
 }
 
 /// One operation on rows. Each row is computed by itself; only [`Op::UpdateAndAttend`] and
-/// [`Op::SelectKeys`] read other rows, through the KV cache.
+/// [`Op::SelectKeys`] read other rows, through the KV cache, and recurrent ops, through their
+/// states.
 ///
 /// `groups` splits a row into equal parts (heads) that are treated alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -160,8 +93,9 @@ pub enum Op {
         x: ValueId,
         /// The kind of norm.
         kind: NormKind,
-        /// One weight per element of a group; shared by all groups.
-        weight: WeightId,
+        /// One weight per element of a group, shared by all groups, or one per element of a row.
+        /// `None` is a weight of one.
+        weight: Option<WeightId>,
         /// Bias of a LayerNorm.
         bias: Option<WeightId>,
         /// Epsilon, added to the mean square (RMSNorm) or to the variance (LayerNorm).
@@ -247,8 +181,8 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
-    /// Attention: writes K and V to the layer's KV cache slots, then attends to every entry that
-    /// the plan makes visible.
+    /// Attention: writes K and V, if given, to the layer's KV cache slots, then attends to every
+    /// entry that the plan makes visible.
     ///
     /// The plan decides visibility (causal, token tree, shared prefix); the layer's sliding window
     /// narrows it.
@@ -256,9 +190,11 @@ pub enum Op {
         /// Queries. Their head count is a multiple of the KV heads (GQA): consecutive query heads
         /// share a KV head.
         q: ValueId,
-        /// Keys.
-        k: ValueId,
-        /// Values. `None` for MLA: the values are the first `value_dim` elements of the keys.
+        /// Keys. `None` if the layer's K and V are those that an earlier op of this `layer` writes
+        /// (shared K/V).
+        k: Option<ValueId>,
+        /// Values. `None` for shared K/V, and for MLA: the values then are the first `value_dim`
+        /// elements of the keys.
         v: Option<ValueId>,
         /// The layer whose cache slots are used.
         layer: LayerId,
@@ -274,14 +210,87 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
+    /// Causal depthwise convolution over the tokens of a sequence:
+    /// `out[t] = act(bias + Σ_j weight[j] * x[t - kernel + 1 + j])`, inputs before the start are 0.
+    /// The state holds the last `kernel - 1` inputs.
+    ShortConv {
+        /// Operand.
+        x: ValueId,
+        /// `kernel` weights per element of a row.
+        weight: WeightId,
+        /// One bias per element of a row.
+        bias: Option<WeightId>,
+        /// Number of tokens that a result depends on.
+        kernel: usize,
+        /// Whether SiLU follows.
+        silu: bool,
+        /// The state that it reads and writes.
+        state: StateId,
+        /// Result.
+        out: ValueId,
+    },
+    /// The gated delta rule (Gated DeltaNet). Per value head, with a state S [key_dim, value_dim]
+    /// that starts at 0: `S = exp(g) S`, `S = S + k ⊗ β (v - kᵀ S)`, `out = qᵀ S`.
+    ///
+    /// `q = q / sqrt(Σ q² + 1e-6) / sqrt(key_dim)`, `k = k / sqrt(Σ k² + 1e-6)`,
+    /// `g = -exp(a_log) softplus(decay + dt_bias)`, `β = sigmoid(beta)`.
+    GatedDelta {
+        /// Queries, one per key head.
+        q: ValueId,
+        /// Keys, one per key head.
+        k: ValueId,
+        /// Values, one per value head.
+        v: ValueId,
+        /// Decay projection, one per value head.
+        decay: ValueId,
+        /// Projection of β, one per value head.
+        beta: ValueId,
+        /// Heads and decay weights.
+        form: DeltaForm,
+        /// The state that it reads and writes.
+        state: StateId,
+        /// Result, one row part per value head.
+        out: ValueId,
+    },
+    /// The selective scan of Mamba-2. Per head, with a state S [head_dim, state_dim] that starts at
+    /// 0: `S = a S + (dt x) ⊗ B`, `out = S C + D x`.
+    ///
+    /// `dt = clamp(softplus(dt + dt_bias))`, `a = exp(-exp(a_log) dt)`.
+    SelectiveScan {
+        /// Inputs, one part per head.
+        x: ValueId,
+        /// B, one part per group.
+        b: ValueId,
+        /// C, one part per group.
+        c: ValueId,
+        /// Time steps, one per head.
+        dt: ValueId,
+        /// Heads and their weights.
+        form: ScanForm,
+        /// The state that it reads and writes.
+        state: StateId,
+        /// Result.
+        out: ValueId,
+    },
     /// Gated activation: `out = act(gate) * up`; see [`Activation`].
     Gate {
-        /// Gate projection.
+        /// Gate projection. A gate of one element applies to the whole row.
         gate: ValueId,
         /// Up projection.
         up: ValueId,
         /// The activation.
         activation: Activation,
+        /// Result.
+        out: ValueId,
+    },
+    /// `out = x * factor * by[0]`.
+    Scale {
+        /// Operand.
+        x: ValueId,
+        /// A constant factor.
+        factor: f32,
+        /// A weight of one element that multiplies, too.
+        by: Option<WeightId>,
         /// Result.
         out: ValueId,
     },
@@ -337,6 +346,8 @@ pub enum Op {
         x: ValueId,
         /// The LM head's matrix.
         matrix: Matrix,
+        /// Factor of the logits, before the soft-capping.
+        scale: f32,
         /// Logit soft-capping: logits l become cap * tanh(l / cap).
         soft_cap: Option<f32>,
         /// Result.
@@ -348,23 +359,29 @@ pub enum Op {
 macro_rules! operands {
     ($op:ident, $as_part:ident) => {
         match $op {
-            Self::Embed { .. } | Self::Hidden { .. } => [None, None, None, None],
+            Self::Embed { .. } | Self::Hidden { .. } => [None, None, None, None, None],
             Self::Norm { x, .. }
             | Self::Linear { x, .. }
             | Self::GroupLinear { x, .. }
             | Self::Slice { x, .. }
             | Self::Rotary { x, .. }
+            | Self::ShortConv { x, .. }
+            | Self::Scale { x, .. }
             | Self::Collect { x, .. }
             | Self::Gather { x, .. }
-            | Self::Head { x, .. } => [Some(x), None, None, None],
-            Self::Route { scores, .. } => [Some(scores), None, None, None],
-            Self::Concat { a, b, .. } | Self::Add { a, b, .. } => [Some(a), Some(b), None, None],
-            Self::SelectKeys { q, k, weights, .. } => [Some(q), Some(k), Some(weights), None],
+            | Self::Head { x, .. } => [Some(x), None, None, None, None],
+            Self::Route { scores, .. } => [Some(scores), None, None, None, None],
+            Self::Concat { a, b, .. } | Self::Add { a, b, .. } => [Some(a), Some(b), None, None, None],
+            Self::SelectKeys { q, k, weights, .. } => [Some(q), Some(k), Some(weights), None, None],
             Self::UpdateAndAttend { q, k, v, selection, .. } => {
-                [Some(q), Some(k), v.$as_part(), selection.$as_part()]
+                [Some(q), k.$as_part(), v.$as_part(), selection.$as_part(), None]
             }
-            Self::Gate { gate, up, .. } => [Some(gate), Some(up), None, None],
-            Self::Mixture { x, routes, .. } => [Some(x), Some(routes), None, None],
+            Self::GatedDelta { q, k, v, decay, beta, .. } => {
+                [Some(q), Some(k), Some(v), Some(decay), Some(beta)]
+            }
+            Self::SelectiveScan { x, b, c, dt, .. } => [Some(x), Some(b), Some(c), Some(dt), None],
+            Self::Gate { gate, up, .. } => [Some(gate), Some(up), None, None, None],
+            Self::Mixture { x, routes, .. } => [Some(x), Some(routes), None, None, None],
         }
     };
 }
@@ -383,7 +400,11 @@ macro_rules! result {
             | Self::Rotary { out, .. }
             | Self::SelectKeys { out, .. }
             | Self::UpdateAndAttend { out, .. }
+            | Self::ShortConv { out, .. }
+            | Self::GatedDelta { out, .. }
+            | Self::SelectiveScan { out, .. }
             | Self::Gate { out, .. }
+            | Self::Scale { out, .. }
             | Self::Add { out, .. }
             | Self::Route { out, .. }
             | Self::Mixture { out, .. }
@@ -415,6 +436,7 @@ impl Op {
             | Self::Slice { .. }
             | Self::Concat { .. }
             | Self::Gate { .. }
+            | Self::Scale { .. }
             | Self::Add { .. }
             | Self::Route { .. }
             | Self::Mixture { .. }
@@ -424,6 +446,9 @@ impl Op {
             | Self::Rotary { .. }
             | Self::SelectKeys { .. }
             | Self::UpdateAndAttend { .. }
+            | Self::ShortConv { .. }
+            | Self::GatedDelta { .. }
+            | Self::SelectiveScan { .. }
             | Self::Gather { .. }
             | Self::Head { .. } => false,
         }
@@ -432,6 +457,16 @@ impl Op {
     /// The values it reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         operands!(self, as_ref).into_iter().flatten().copied()
+    }
+
+    /// The recurrent state that it reads and writes.
+    pub fn state(&self) -> Option<StateId> {
+        match self {
+            Self::ShortConv { state, .. }
+            | Self::GatedDelta { state, .. }
+            | Self::SelectiveScan { state, .. } => Some(*state),
+            _ => None,
+        }
     }
 
     /// Substitutes its operands by `by`.

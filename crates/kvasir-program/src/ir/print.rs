@@ -92,7 +92,8 @@ impl Program {
                     NormKind::RmsPlusOne => "rms 1+w",
                     NormKind::Layer => "layer",
                 };
-                write!(f, "norm {x} {}", self.name(*weight))?;
+                write!(f, "norm {x}")?;
+                weight.iter().try_for_each(|weight| write!(f, " {}", self.name(*weight)))?;
                 bias.iter().try_for_each(|bias| write!(f, " + {}", self.name(*bias)))?;
                 write!(f, " {kind} eps {eps} groups {groups}")
             }
@@ -111,8 +112,8 @@ impl Program {
                 write!(f, "select_keys {q} {k} {weights} layer {} top {top_k}", layer.0)
             }
             Op::UpdateAndAttend { q, k, v, layer, scale, soft_cap, sinks, selection, .. } => {
-                write!(f, "update_and_attend {q} {k}")?;
-                v.iter().try_for_each(|v| write!(f, " {v}"))?;
+                write!(f, "update_and_attend {q}")?;
+                k.iter().chain(v).try_for_each(|operand| write!(f, " {operand}"))?;
                 write!(f, " layer {} scale {scale}", layer.0)?;
                 soft_cap.iter().try_for_each(|cap| write!(f, " soft_cap {cap}"))?;
                 if let Some(sinks) = sinks {
@@ -123,7 +124,28 @@ impl Program {
                 }
                 selection.iter().try_for_each(|s| write!(f, " of {s}"))
             }
+            Op::ShortConv { x, weight, bias, kernel, silu, state, .. } => {
+                write!(f, "short_conv {x} {}", self.name(*weight))?;
+                bias.iter().try_for_each(|bias| write!(f, " + {}", self.name(*bias)))?;
+                write!(f, " kernel {kernel}{} state {}", if *silu { " silu" } else { "" }, state.0)
+            }
+            Op::GatedDelta { q, k, v, decay, beta, form, state, .. } => {
+                let (keys, values) = (form.key_heads, form.value_heads);
+                write!(f, "gated_delta {q} {k} {v} decay {decay} {}", self.name(form.decay))?;
+                write!(f, " + {} beta {beta} heads {keys} to {values}", self.name(form.dt_bias))?;
+                write!(f, " {:?} of [{}, {}] state {}", form.head_map, form.key_dim, form.value_dim, state.0)
+            }
+            Op::SelectiveScan { x, b, c, dt, form, state, .. } => {
+                write!(f, "selective_scan {x} {b} {c} dt {dt} + {}", self.name(form.dt_bias))?;
+                write!(f, " decay {} skip {}", self.name(form.decay), self.name(form.skip))?;
+                write!(f, " heads {} in {} groups", form.heads, form.groups)?;
+                write!(f, " of [{}, {}] state {}", form.head_dim, form.state_dim, state.0)
+            }
             Op::Gate { gate, up, activation, .. } => write!(f, "gate {gate} {up} {activation:?}"),
+            Op::Scale { x, factor, by, .. } => {
+                write!(f, "scale {x} {factor}")?;
+                by.iter().try_for_each(|by| write!(f, " {}", self.name(*by)))
+            }
             Op::Add { a, b, .. } => write!(f, "add {a} {b}"),
             Op::Route { scores, routing, .. } => {
                 write!(
@@ -133,7 +155,8 @@ impl Program {
                 )?;
                 routing.groups.iter().try_for_each(|g| write!(f, " groups {} of {}", g.keep, g.count))?;
                 routing.correction.iter().try_for_each(|c| write!(f, " correction {}", self.name(*c)))?;
-                routing.renormalize.iter().try_for_each(|eps| write!(f, " renormalize {eps}"))
+                routing.renormalize.iter().try_for_each(|eps| write!(f, " renormalize {eps}"))?;
+                routing.expert_scale.iter().try_for_each(|w| write!(f, " expert scale {}", self.name(*w)))
             }
             Op::Mixture { x, routes, experts, .. } => {
                 write!(f, "mixture {x} {routes}")?;
@@ -144,8 +167,11 @@ impl Program {
             }
             Op::Collect { x, how, .. } => write!(f, "collect {x} {how:?}"),
             Op::Gather { x, .. } => write!(f, "gather {x}"),
-            Op::Head { x, matrix, soft_cap, .. } => {
+            Op::Head { x, matrix, scale, soft_cap, .. } => {
                 write!(f, "head {x} {}", self.matrix(matrix))?;
+                if *scale != 1.0 {
+                    write!(f, " scale {scale}")?;
+                }
                 soft_cap.iter().try_for_each(|cap| write!(f, " soft_cap {cap}"))
             }
         }

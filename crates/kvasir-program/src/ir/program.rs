@@ -1,10 +1,12 @@
-//! [`Program`]: the frozen op list of one model, with its weight schema, ropes and KV cache layout.
+//! [`Program`]: the frozen op list of one model, with its weight schema, ropes, KV cache layout and
+//! recurrent states.
 //!
 //! SSA form: each op makes one value, and no value is written twice. Ops run in list order.
 //! `Program::SCHEMA` versions the serialized form.
 
 use crate::ir::layer::LayerFacts;
 use crate::ir::op::{NumberType, Op};
+use crate::ir::recurrent::StateFacts;
 use crate::ir::rope::Rope;
 use crate::ir::value::{Holds, Value, ValueId};
 use crate::ir::weight::{Weight, WeightId};
@@ -70,8 +72,11 @@ pub struct Program {
     pub weights: Vec<Weight>,
     /// Rotary embeddings, by `RopeId`.
     pub ropes: Vec<Rope>,
-    /// KV cache layout of each layer.
+    /// KV cache layout of each layer that stores K and V.
     pub layers: Vec<LayerFacts>,
+    /// Sizes of the recurrent states, by `StateId`.
+    #[serde(default)]
+    pub states: Vec<StateFacts>,
     /// Values that callers may inspect.
     pub taps: Vec<(Tap, ValueId)>,
     /// The rank whose shard it computes ([`Program::for_rank`]); `None` for a complete model.
@@ -94,7 +99,7 @@ pub struct Shard {
 
 impl Program {
     /// Version of the op list. A serialized program of another version cannot be run.
-    pub const SCHEMA: u32 = 2;
+    pub const SCHEMA: u32 = 3;
 
     /// Sliding windows of the layers that may use a ring buffer instead of one row per position.
     /// Layers with an indexer are excluded.
@@ -187,6 +192,26 @@ impl Program {
     /// KV cache elements per token, over all layers.
     pub fn kv_width(&self) -> usize {
         self.layers.iter().map(LayerFacts::width).sum()
+    }
+
+    /// Whether it has recurrent layers, whose states depend on all earlier tokens.
+    pub fn is_recurrent(&self) -> bool {
+        !self.states.is_empty()
+    }
+
+    /// Multiply-adds of an op's recurrence per token, at any depth; 0 for other ops.
+    pub fn recurrent_multiply_adds(&self, op: &Op) -> usize {
+        match op {
+            Op::ShortConv { kernel, out, .. } => kernel * self.value(*out).width(),
+            Op::GatedDelta { form, .. } => form.multiply_adds(),
+            Op::SelectiveScan { form, .. } => form.multiply_adds(),
+            _ => 0,
+        }
+    }
+
+    /// f32 numbers of all recurrent states of a sequence.
+    pub fn state_numbers(&self) -> usize {
+        self.states.iter().map(|state| state.numbers).sum()
     }
 
     /// A salt for prefix caching: sequences with different salts must not share KV, because

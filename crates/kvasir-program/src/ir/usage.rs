@@ -47,6 +47,9 @@ impl Usage<'_> {
         match op {
             Op::Embed { table, .. } => self.add_all(*table),
             Op::Norm { weight, bias, .. } => {
+                weight.iter().chain(bias).for_each(|id| self.add_all(*id));
+            }
+            Op::ShortConv { weight, bias, .. } => {
                 self.add_all(*weight);
                 bias.iter().for_each(|bias| self.add_all(*bias));
             }
@@ -57,7 +60,16 @@ impl Usage<'_> {
                 let heads = self.program.value(*q).width() / facts.key_dim.max(1);
                 self.add(sinks.weight, heads);
             }
-            Op::Route { routing, .. } => routing.correction.iter().for_each(|id| self.add_all(*id)),
+            Op::Route { routing, .. } => {
+                routing.correction.iter().chain(&routing.expert_scale).for_each(|id| self.add_all(*id));
+            }
+            Op::GatedDelta { form, .. } => {
+                [form.decay, form.dt_bias].into_iter().for_each(|id| self.add_all(id));
+            }
+            Op::SelectiveScan { form, .. } => {
+                [form.decay, form.dt_bias, form.skip].into_iter().for_each(|id| self.add_all(id));
+            }
+            Op::Scale { by, .. } => by.iter().for_each(|id| self.add_all(*id)),
             Op::Mixture { experts, .. } => {
                 [&experts.gate, &experts.up, &experts.down].into_iter().for_each(|all| self.family(all));
             }

@@ -32,6 +32,8 @@ pub enum Role {
     Bias,
     /// Attention sinks: one logit per query head.
     Sinks,
+    /// Convolution, decay, time step and skip weights of recurrent layers.
+    Recurrence,
 }
 
 /// One tensor that the program needs from the checkpoint.

@@ -55,8 +55,11 @@ impl Run<'_> {
         let facts = &self.model.program.layers[layer.0 as usize];
         let pool = &self.pools[0].layers[layer.0 as usize];
         let x = |v: ValueId| self.value(&m.values, v);
-        let values = pool.values.as_ref().zip(*v);
-        self.write_kv(pool.ring, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
+        // Without K, the rows are those that an earlier op of the layer has written.
+        if let Some(k) = k {
+            let values = pool.values.as_ref().zip(*v);
+            self.write_kv(pool.ring, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
+        }
         let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
         let in_ring =
             pool.ring.and(facts.window).and_then(|window| m.rings.iter().find(|(of, _)| *of == window));

@@ -119,12 +119,17 @@ impl Run<'_> {
             None => Operand::Rows(self.value(values, x), first.inputs),
         };
         m.prepared.multiply(&self.model.threads, &mut products, Some(x), &rows);
-        if let Op::Head { out, soft_cap: Some(cap), .. } = &self.model.program.ops[ops.start] {
+        if let Op::Head { out, scale, soft_cap, .. } = &self.model.program.ops[ops.start]
+            && (*scale != 1.0 || soft_cap.is_some())
+        {
             // SAFETY: only this writes the logits now.
             let parts = DisjointRows::new(unsafe { self.value_mut(values, *out) }, self.width(*out));
             for_each_row(&self.model.threads, self.rows(*out), &|_, row| {
                 // SAFETY: each row goes to one thread.
-                unsafe { parts.row(row) }.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
+                for y in unsafe { parts.row(row) } {
+                    let logit = *y * scale;
+                    *y = soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh());
+                }
             });
         }
     }

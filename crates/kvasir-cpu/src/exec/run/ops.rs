@@ -7,24 +7,35 @@ use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
 use crate::ops::exchanged_mixture::{RoutedRows, exchanged_mixture};
 use crate::ops::indexer::{Indexer, select};
-use crate::ops::mixture::{Experts, mixture, route};
-use crate::rowwise::{RotaryPart, activate, add, norm, rotate};
+use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
+use crate::rowwise::{RotaryPart, activate, activate_whole, add, norm, rotate, scale};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
 use kvasir_program::{Collective, Holds, Op, RopeId, ValueId, WeightId};
 
 impl Run<'_> {
-    /// Computes row `row` of a row-wise op (norm, gate, add) into `y`.
+    /// Computes row `row` of a row-wise op (norm, gate, scale, add) into `y`.
     pub(crate) fn row(&self, op: &Op, values: &[Buffer], row: usize, y: &mut [f32]) {
         let (isa, width) = (self.model.isa, y.len());
         let x = |v: ValueId| &self.value(values, v)[row * width..(row + 1) * width];
         match op {
             Op::Norm { x: v, kind, weight, bias, eps, groups, .. } => {
-                let (w, b) = (&self.model.vectors[weight], bias.as_ref().map(|b| &self.model.vectors[b][..]));
+                let vector = |id: &WeightId| &self.model.vectors[id][..];
+                let (w, b) = (weight.as_ref().map(vector), bias.as_ref().map(vector));
                 norm(isa, x(*v), y, width / groups, *kind, w, b, *eps);
             }
-            Op::Gate { gate, up, activation, .. } => activate(isa, x(*gate), x(*up), *activation, y),
+            Op::Gate { gate, up, activation, .. } if self.width(*gate) == width => {
+                activate(isa, x(*gate), x(*up), *activation, y);
+            }
+            Op::Gate { gate, up, activation, .. } => {
+                let gate = self.value(values, *gate)[row];
+                activate_whole(isa, gate, x(*up), *activation, y);
+            }
+            Op::Scale { x: v, factor, by, .. } => {
+                let factor = factor * by.map_or(1.0, |by| self.model.vectors[&by][0]);
+                scale(isa, x(*v), factor, y);
+            }
             Op::Add { a, b, .. } => add(isa, x(*a), x(*b), y),
             _ => {}
         }
@@ -48,7 +59,7 @@ impl Run<'_> {
                 for_each_row(threads, n, &|_, row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
             }
             Op::Hidden { .. } => y.copy_from_slice(self.hidden),
-            Op::Norm { .. } | Op::Gate { .. } | Op::Add { .. } => {
+            Op::Norm { .. } | Op::Gate { .. } | Op::Scale { .. } | Op::Add { .. } => {
                 for_each_row(threads, n, &|_, row| self.row(op, values, row, row_of(row)));
             }
             // Run by `products`.
@@ -121,10 +132,14 @@ impl Run<'_> {
                 m.selections.push((out, views));
             }
             Op::UpdateAndAttend { .. } => self.attend(op, m),
+            // Refused when the model is loaded.
+            Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {}
             Op::Route { scores, routing, .. } => {
                 let from = self.width(*scores);
                 let correction = routing.correction.map(|c| &self.model.vectors[&c][..]);
-                let routes = x(*scores).chunks_exact(from).map(|s| route(s, routing, correction)).collect();
+                let scales = routing.expert_scale.map(|s| &self.model.vectors[&s][..]);
+                let vectors = RoutingVectors { correction, scales };
+                let routes = x(*scores).chunks_exact(from).map(|s| route(s, routing, vectors)).collect();
                 m.routes.push((out, routes));
             }
             Op::Mixture { x: v, routes, experts, .. } => {

@@ -7,7 +7,8 @@
 //! Replicated values are computed once in both.
 
 use crate::ir::layer::{LayerFacts, LayerId};
-use crate::ir::op::{Collective, Experts, Op};
+use crate::ir::moe::Experts;
+use crate::ir::op::{Collective, Op};
 use crate::ir::program::{Program, Shard};
 use crate::ir::value::{Holds, Value, ValueId};
 use crate::passes::split::cuts::{self, Partition};
@@ -54,6 +55,8 @@ impl<'a> Emitter<'a> {
             weights: whole.weights.clone(),
             ropes: whole.ropes.clone(),
             layers,
+            // Recurrent layers are replicated.
+            states: whole.states.clone(),
             taps,
             shard,
             expert_shard: None,
@@ -249,9 +252,8 @@ impl<'a> Emitter<'a> {
                 let partition = self.plan.kv_heads[layer.0 as usize].as_ref();
                 let kv = partition.map_or(0..facts.kv_heads, |partition| partition[rank].clone());
                 *q = self.shard(*q, rank, heads.start * facts.key_dim..heads.end * facts.key_dim);
-                *k = self.shard_groups(*k, rank, &kv, facts.kv_heads);
-                if let Some(v) = v {
-                    *v = self.shard_groups(*v, rank, &kv, facts.kv_heads);
+                for operand in k.iter_mut().chain(v) {
+                    *operand = self.shard_groups(*operand, rank, &kv, facts.kv_heads);
                 }
                 if let Some(sinks) = sinks {
                     sinks.offset += heads.start * sinks.stride;
@@ -311,7 +313,7 @@ impl<'a> Emitter<'a> {
     /// Emits the LM head: each rank computes the logits of a range of the vocabulary, and an
     /// all-gather joins them. The program of all ranks computes them in one op, with equal bits.
     fn head(&mut self, op: &Op) {
-        let Op::Head { x, matrix, soft_cap, out } = op else { return };
+        let Op::Head { x, matrix, scale, soft_cap, out } = op else { return };
         let (all, parts) = (matrix.outputs, vocab_partition(matrix.outputs, self.ranks));
         let Some(part) = parts
             .filter(|_| self.local_ranks.len() == 1)
@@ -323,7 +325,8 @@ impl<'a> Emitter<'a> {
         };
         let x = self.replicated_value(*x);
         let local = self.value(*out, Holds::Numbers(part.len()));
-        self.push(Op::Head { x, matrix: matrix.slice_outputs(part), soft_cap: *soft_cap, out: local });
+        let (matrix, scale, soft_cap) = (matrix.slice_outputs(part), *scale, *soft_cap);
+        self.push(Op::Head { x, matrix, scale, soft_cap, out: local });
         let made = self.value(*out, Holds::Numbers(all));
         self.push(Op::Collect { x: local, how: Collective::Join, out: made });
         self.replicated.insert(*out, made);

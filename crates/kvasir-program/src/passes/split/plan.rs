@@ -10,6 +10,7 @@
 //! Invariant: the plan depends on the ops and the number of ranks, not on the architecture's name
 //! or on the rank. All ranks of a model derive the same plan.
 
+use crate::ir::layer::LayerId;
 use crate::ir::op::Op;
 use crate::ir::program::Program;
 use crate::ir::value::ValueId;
@@ -134,6 +135,15 @@ impl Planner<'_> {
                 {
                     self.follow(*out, groups, region)?;
                 }
+                // An output gate of attention: each rank has the gates of its heads.
+                Op::Gate { gate, up, out, .. }
+                    if groups.is_some()
+                        && *up == value
+                        && *gate != value
+                        && self.width(*gate) == self.width(value) =>
+                {
+                    self.follow(*out, groups, region)?;
+                }
                 _ => return None,
             }
         }
@@ -154,19 +164,18 @@ impl Planner<'_> {
     fn anchor(&mut self, op: &Op) -> Result<(), SplitError> {
         let ranks = self.ranks;
         match op {
-            Op::UpdateAndAttend { q, layer, out, .. } => {
+            Op::UpdateAndAttend { q, k: Some(_), layer, .. } => {
                 let facts = self.program.layers[layer.0 as usize];
                 let heads = self.width(*q) / facts.key_dim.max(1);
-                let mut region = ShardedRegion::default();
-                if self.follow(*out, Some(heads), &mut region).is_none() {
-                    return Ok(());
-                }
+                // Layers that share K and V are divided alike.
+                let Some(regions) = self.attention_regions(*layer, heads) else { return Ok(()) };
+                let matrices = || regions.iter().flat_map(|region| &region.matrices);
                 let fits = |matrix: &Matrix, head: usize| {
                     (matrix.offset + head * (matrix.inputs / heads)).is_multiple_of(self.block(matrix))
                 };
-                let may_begin = |head: usize| region.matrices.iter().all(|(matrix, _)| fits(matrix, head));
+                let may_begin = |head: usize| matrices().all(|(matrix, _)| fits(matrix, head));
                 let partition = cuts::heads(heads, facts.kv_heads, ranks, may_begin).ok_or_else(|| {
-                    let coarsest = region.matrices.iter().max_by_key(|(matrix, _)| self.block(matrix));
+                    let coarsest = matrices().max_by_key(|(matrix, _)| self.block(matrix));
                     match coarsest.filter(|_| cuts::heads(heads, facts.kv_heads, ranks, |_| true).is_some()) {
                         Some((matrix, _)) => self.column_error(matrix),
                         None => SplitError::Heads {
@@ -179,11 +188,16 @@ impl Planner<'_> {
                     }
                 })?;
                 self.plan.kv_heads[layer.0 as usize] = Some(partition.kv_heads);
-                self.shard(&region, &partition.heads, heads);
+                regions.iter().for_each(|region| self.shard(region, &partition.heads, heads));
             }
-            Op::Gate { out, .. } => {
+            Op::Gate { gate, out, .. } => {
                 let mut region = ShardedRegion::default();
-                if self.follow(*out, None, &mut region).is_none() {
+                // A gate of one element needs the complete row; one behind attention is sharded by heads.
+                let is_sharded = self.plan.partition(*out).is_some();
+                if is_sharded
+                    || self.width(*gate) != self.width(*out)
+                    || self.follow(*out, None, &mut region).is_none()
+                {
                     return Ok(());
                 }
                 let (width, block) = (self.width(*out), |matrix: &Matrix| self.block(matrix));
@@ -216,6 +230,26 @@ impl Planner<'_> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The regions behind all attention ops of a layer. `None` if one of them cannot be sharded, or
+    /// has another number of query heads.
+    fn attention_regions(&self, layer: LayerId, heads: usize) -> Option<Vec<ShardedRegion>> {
+        let mut regions = Vec::new();
+        for op in &self.program.ops {
+            if let Op::UpdateAndAttend { q, layer: of, out, .. } = op
+                && *of == layer
+            {
+                let facts = self.program.layers[layer.0 as usize];
+                let mut region = ShardedRegion::default();
+                if self.width(*q) != heads * facts.key_dim {
+                    return None;
+                }
+                self.follow(*out, Some(heads), &mut region)?;
+                regions.push(region);
+            }
+        }
+        Some(regions)
     }
 
     fn column_error(&self, matrix: &Matrix) -> SplitError {
@@ -284,8 +318,9 @@ impl Planner<'_> {
                     self.plan.kv_heads[layer.0 as usize].clone(),
                 ) {
                     self.demand_groups(*q, &heads, width / facts.value_dim.max(1));
-                    self.demand_groups(*k, &kv, facts.kv_heads);
-                    v.iter().for_each(|v| self.demand_groups(*v, &kv, facts.kv_heads));
+                    for operand in k.iter().chain(v) {
+                        self.demand_groups(*operand, &kv, facts.kv_heads);
+                    }
                 }
             }
             Op::Gate { gate, up, .. } => {

@@ -16,8 +16,9 @@ pub(crate) fn prune(program: &mut Program) {
     }
     let mut kept: Vec<Op> = Vec::with_capacity(program.ops.len());
     for op in std::mem::take(&mut program.ops).into_iter().rev() {
-        // Attention writes the KV cache, so it is live even if its result is not read.
-        if live[op.out().0 as usize] || matches!(op, Op::UpdateAndAttend { .. }) {
+        // Ops that write the KV cache or a state are live even if their results are not read.
+        let writes = matches!(op, Op::UpdateAndAttend { .. }) || op.state().is_some();
+        if live[op.out().0 as usize] || writes {
             live[op.out().0 as usize] = true;
             op.inputs().for_each(|value| live[value.0 as usize] = true);
             kept.push(op);
@@ -101,13 +102,27 @@ fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
         }
         Op::Embed { table, .. } => visit_one(table, visit),
         Op::Norm { weight, bias, .. } => {
+            weight.iter_mut().chain(bias).for_each(|id| visit_one(id, visit));
+        }
+        Op::ShortConv { weight, bias, .. } => {
             visit_one(weight, visit);
             bias.iter_mut().for_each(|bias| visit_one(bias, visit));
         }
+        Op::GatedDelta { form, .. } => {
+            [&mut form.decay, &mut form.dt_bias].into_iter().for_each(|id| visit_one(id, visit));
+        }
+        Op::SelectiveScan { form, .. } => {
+            let ids = [&mut form.decay, &mut form.dt_bias, &mut form.skip];
+            ids.into_iter().for_each(|id| visit_one(id, visit));
+        }
+        Op::Scale { by, .. } => by.iter_mut().for_each(|id| visit_one(id, visit)),
         Op::UpdateAndAttend { sinks, .. } => {
             sinks.iter_mut().for_each(|Vector { weight, .. }| visit_one(weight, visit));
         }
-        Op::Route { routing, .. } => routing.correction.iter_mut().for_each(|id| visit_one(id, visit)),
+        Op::Route { routing, .. } => {
+            let ids = routing.correction.iter_mut().chain(&mut routing.expert_scale);
+            ids.for_each(|id| visit_one(id, visit));
+        }
         Op::Hidden { .. }
         | Op::Slice { .. }
         | Op::Concat { .. }

@@ -1,0 +1,154 @@
+//! The layers of Qwen3.5 and Qwen3-Next, from their config.
+
+use crate::blocks::attention::Attention;
+use crate::blocks::decoder::{Norms, decoder, prediction};
+use crate::blocks::feed_forward::{FeedForward, activation};
+use crate::blocks::gated_delta::GatedDeltaNet;
+use crate::blocks::routed::{Routed, by_softmax, named_experts, scores, stacked_experts};
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::builder::rope_config::RopeConfig;
+use crate::error::Result;
+use crate::ir::activation::Activation;
+use crate::ir::moe::Routing;
+use crate::ir::op::NormKind;
+use crate::ir::rope::RopeId;
+use crate::ir::value::ValueId;
+use crate::ir::weight::Role;
+
+/// What a model of the family has in each layer.
+pub(crate) struct Layers {
+    norms: Norms,
+    attention: Attention,
+    delta: GatedDeltaNet,
+    rope: RopeId,
+    /// Whether each layer is a Gated DeltaNet.
+    recurrent: Vec<bool>,
+    feed_forward: FeedForwards,
+}
+
+/// The feed-forward blocks of the layers.
+pub(crate) enum FeedForwards {
+    Dense(FeedForward),
+    Mixed(SharedMoe),
+}
+
+/// A MoE with a shared expert, whose output is gated by one number per token.
+pub(crate) struct SharedMoe {
+    count: usize,
+    inner: usize,
+    routing: Routing,
+    /// Width of the shared expert; 0 is none.
+    shared: usize,
+    activation: Activation,
+    /// Layers that have a dense block instead.
+    dense_layers: Vec<bool>,
+    dense: Option<FeedForward>,
+}
+
+impl SharedMoe {
+    /// Reads the settings; `renormalize` is whether the chosen weights are divided by their sum.
+    pub(crate) fn read(c: Config<'_>, renormalize: bool) -> Result<Self> {
+        let activation = activation(c)?;
+        let layers = c.number("num_hidden_layers")?;
+        let (every, only) = (c.size_or("decoder_sparse_step", 1)?, c.counts("mlp_only_layers")?);
+        let is_dense = |n: usize| only.contains(&n) || !(n + 1).is_multiple_of(every);
+        let dense_layers: Vec<bool> = (0..layers).map(is_dense).collect();
+        let dense = if dense_layers.contains(&true) { Some(FeedForward::read(c)?) } else { None };
+        Ok(Self {
+            count: c.number("num_experts")?,
+            inner: c.size("moe_intermediate_size")?,
+            routing: by_softmax(c.size("num_experts_per_tok")?, renormalize),
+            shared: c.count("shared_expert_intermediate_size")?,
+            activation,
+            dense_layers,
+            dense,
+        })
+    }
+
+    fn build(&self, b: &mut Builder<'_>, layer: usize, p: &str, x: ValueId) -> Result<ValueId> {
+        if let (Some(true), Some(dense)) = (self.dense_layers.get(layer), &self.dense) {
+            return dense.build(b, p, x);
+        }
+        let scores = scores(b, x, &format!("{p}gate"), self.count, false)?;
+        let routes = b.route(scores, self.routing)?;
+        let names = format!("{p}experts.");
+        // Published files have fused experts, quantized ones a tensor each.
+        let experts = if b.source.has_prefix(&format!("{names}0.")) {
+            named_experts(b, &names, self.count, self.inner, Routed::NAMES, self.activation, false)?
+        } else {
+            stacked_experts(b, &names, self.count, self.inner, self.activation)?
+        };
+        let y = b.mixture(x, routes, experts)?;
+        if self.shared == 0 {
+            return Ok(y);
+        }
+        let shared =
+            FeedForward { intermediate: self.shared, activation: self.activation, ..FeedForward::PLAIN };
+        let z = shared.build(b, &format!("{p}shared_expert."), x)?;
+        let gate = b.matrix(&format!("{p}shared_expert_gate"), 1, b.program.hidden, false, Role::Router)?;
+        let gate = b.linear(x, gate)?;
+        let z = b.gate(gate, z, Activation::Sigmoid)?;
+        b.add(y, z)
+    }
+}
+
+impl Layers {
+    /// Reads the settings. `by_key_head` says how the projections of recurrent layers are stored.
+    pub(crate) fn new(b: &mut Builder<'_>, by_key_head: bool, feed_forward: FeedForwards) -> Result<Self> {
+        let c = b.config;
+        let kind = if b.source.layout.norm_plus_one { NormKind::Rms } else { NormKind::RmsPlusOne };
+        let norms = Norms { kind, ..Norms::rms(c)? };
+        let bias = c.flag_or("attention_bias", false)?;
+        let gated = c.flag_or("attn_output_gate", true)?;
+        let attention = Attention { bias, out_bias: bias, norms: Some(norms), gated, ..Attention::read(c)? };
+        let rope = attention.rope(b, RopeConfig::read(c)?, 0.25)?;
+        let delta = GatedDeltaNet::read(c, by_key_head)?;
+        Ok(Self { norms, attention, delta, rope, recurrent: recurrent_layers(c)?, feed_forward })
+    }
+
+    /// Builds the target.
+    pub(crate) fn target(&self, b: &mut Builder<'_>) -> Result<()> {
+        decoder(b, 1.0, self.norms, |b, i, x| self.layer(b, i, x))
+    }
+
+    /// Builds the prediction layer, which has attention.
+    pub(crate) fn prediction(&self, b: &mut Builder<'_>) -> Result<()> {
+        prediction(b, self.norms, |b, i, x| self.layer(b, i, x))
+    }
+
+    fn layer(&self, b: &mut Builder<'_>, i: usize, x: ValueId) -> Result<ValueId> {
+        let p = format!("model.layers.{i}.");
+        let h = self.norms.row(b, x, &format!("{p}input_layernorm"))?;
+        let h = if self.recurrent.get(i).copied().unwrap_or(false) {
+            self.delta.build(b, i, h)?
+        } else {
+            self.attention.build(b, i, h, self.rope, None)?
+        };
+        let x = b.add(x, h)?;
+        let h = self.norms.row(b, x, &format!("{p}post_attention_layernorm"))?;
+        let h = match &self.feed_forward {
+            FeedForwards::Dense(dense) => dense.build(b, &format!("{p}mlp."), h)?,
+            FeedForwards::Mixed(mixed) => mixed.build(b, i, &format!("{p}mlp."), h)?,
+        };
+        b.add(x, h)
+    }
+}
+
+/// Whether each layer is recurrent: as `layer_types` says, else all but every n-th.
+pub(crate) fn recurrent_layers(c: Config<'_>) -> Result<Vec<bool>> {
+    let layers = c.number("num_hidden_layers")?;
+    let Some(types) = c.texts("layer_types")? else {
+        let every = c.size_or("full_attention_interval", 4)?;
+        return Ok((1..=layers).map(|n| !n.is_multiple_of(every)).collect());
+    };
+    if types.len() != layers {
+        return Err(c.bad("layer_types", format!("has {} entries for {layers} layers", types.len())));
+    }
+    let of_type = |kind: &str| match kind {
+        "linear_attention" => Ok(true),
+        "full_attention" => Ok(false),
+        other => Err(c.bad("layer_types", format!("has {other:?}, which is not supported"))),
+    };
+    types.into_iter().map(of_type).collect()
+}

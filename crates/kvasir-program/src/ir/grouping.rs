@@ -1,0 +1,120 @@
+//! [`Grouping`]: the layers of a program, grouped by what they remember of a sequence.
+//!
+//! | group | remembers |
+//! |---|---|
+//! | full | K and V of every token |
+//! | window | K and V of the last tokens |
+//! | state | one value of fixed size per recurrent layer |
+//!
+//! Group 0 is the full one, even if no layer belongs to it. Windows follow from narrow to wide, then
+//! the state group. A third distinct window joins the next wider one, which it is masked in anyway.
+
+use crate::ir::program::Program;
+
+/// What the layers of a group remember.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerGroup {
+    /// K and V of every token.
+    Full,
+    /// K and V of this many last tokens.
+    Window(u32),
+    /// Recurrent states.
+    State,
+}
+
+/// Whether sliding-window layers have groups of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Windows {
+    /// At most [`Grouping::MAX_WINDOWS`] groups.
+    Separate,
+    /// They are part of the full group, where their own mask cuts them off.
+    Joined,
+}
+
+/// The groups of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grouping {
+    /// What each group remembers.
+    pub kinds: Vec<LayerGroup>,
+    /// The group of each layer that stores K and V, by `LayerId`.
+    pub of_layer: Vec<u8>,
+    /// The group of the recurrent states, if there are any.
+    pub of_state: Option<u8>,
+    /// Elements per slot of each group: of K and V per token, or of the states per sequence.
+    pub slot_numbers: Vec<usize>,
+}
+
+impl Grouping {
+    /// Upper bound of window groups.
+    pub const MAX_WINDOWS: usize = 2;
+}
+
+impl Program {
+    /// Groups the layers by what they remember. Layers with an indexer belong to the full group,
+    /// since it scores all tokens.
+    pub fn grouping(&self, windows: Windows) -> Grouping {
+        let mut widths = if windows == Windows::Separate { self.windows() } else { Vec::new() };
+        widths.sort_unstable();
+        widths.dedup();
+        // The narrowest windows join the next wider one.
+        let widths = widths.split_off(widths.len().saturating_sub(Grouping::MAX_WINDOWS));
+        let mut kinds = vec![LayerGroup::Full];
+        kinds.extend(widths.iter().map(|width| LayerGroup::Window(*width)));
+        let of_layer = self.layers.iter().map(|layer| {
+            let window = layer.window.filter(|_| layer.index_dim == 0);
+            let at = window.and_then(|window| widths.iter().position(|width| *width >= window));
+            at.map_or(0, |at| at as u8 + 1)
+        });
+        let of_layer: Vec<u8> = of_layer.collect();
+        let mut slot_numbers = vec![0; kinds.len()];
+        for (group, layer) in of_layer.iter().zip(&self.layers) {
+            slot_numbers[usize::from(*group)] += layer.width();
+        }
+        let of_state = self.is_recurrent().then_some(kinds.len() as u8);
+        if of_state.is_some() {
+            kinds.push(LayerGroup::State);
+            slot_numbers.push(self.state_numbers());
+        }
+        Grouping { kinds, of_layer, of_state, slot_numbers }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builder::source::Source;
+    use crate::ir::recurrent::StateFacts;
+    use crate::model::Model;
+    use serde_json::json;
+
+    /// A program whose layers have these windows.
+    fn program(windows: &[Option<u32>]) -> Program {
+        let config = json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": windows.len(), "num_attention_heads": 4, "vocab_size": 100,
+            "max_position_embeddings": 128});
+        let mut program = Model::build(&Source::of_config(config)).unwrap().target;
+        program.layers.iter_mut().zip(windows).for_each(|(layer, window)| layer.window = *window);
+        program
+    }
+
+    #[test]
+    fn a_third_window_joins_the_next_wider_one() {
+        let program = program(&[None, Some(64), Some(16), Some(32), None]);
+        let grouping = program.grouping(Windows::Separate);
+        assert_eq!(grouping.kinds, [LayerGroup::Full, LayerGroup::Window(32), LayerGroup::Window(64)]);
+        assert_eq!(grouping.of_layer, [0, 2, 1, 1, 0]);
+        assert_eq!(grouping.slot_numbers, [256, 256, 128]);
+        assert_eq!(program.grouping(Windows::Joined).of_layer, [0; 5]);
+    }
+
+    #[test]
+    fn states_of_all_layers_form_the_last_group() {
+        let mut program = program(&[Some(16)]);
+        program.states =
+            vec![StateFacts { numbers: 7, tail_numbers: 1 }, StateFacts { numbers: 5, tail_numbers: 1 }];
+        let grouping = program.grouping(Windows::Separate);
+        assert_eq!(grouping.kinds, [LayerGroup::Full, LayerGroup::Window(16), LayerGroup::State]);
+        assert_eq!((grouping.of_state, &grouping.slot_numbers[..]), (Some(2), &[0, 128, 12][..]));
+        assert_eq!(program.grouping(Windows::Joined).of_state, Some(1));
+    }
+}

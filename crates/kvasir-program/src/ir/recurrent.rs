@@ -1,0 +1,138 @@
+//! Recurrent layers: what their states hold, and the heads of their recurrences.
+//!
+//! A state is a value of fixed size per sequence, whatever the sequence's length. It holds f32
+//! numbers: the last inputs of a convolution in order of position, or a matrix per head, row-major.
+
+use crate::ir::weight::WeightId;
+use serde::{Deserialize, Serialize};
+
+/// A recurrent state: an index into [`Program::states`](crate::ir::program::Program::states).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct StateId(pub u32);
+
+/// The size of one recurrent state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateFacts {
+    /// f32 numbers per sequence.
+    pub numbers: usize,
+    /// f32 numbers per draft row: the inputs from which the recurrence is repeated for accepted
+    /// drafts.
+    pub tail_numbers: usize,
+}
+
+/// The key head that a value head belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadMap {
+    /// Consecutive value heads share a key head: `h / (value_heads / key_heads)`.
+    Grouped,
+    /// Every `key_heads`-th value head shares a key head: `h % key_heads`.
+    Tiled,
+}
+
+/// How decay weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecayRate {
+    /// The logarithm: the rate is `-exp(w)` (`A_log`).
+    Logarithm,
+    /// The rate itself, which is negative (GGUF's `ssm_a`).
+    Rate,
+}
+
+impl DecayRate {
+    /// The rate of a stored weight.
+    pub fn of(self, stored: f32) -> f32 {
+        match self {
+            Self::Logarithm => -stored.exp(),
+            Self::Rate => stored,
+        }
+    }
+}
+
+/// Heads and decay weights of a gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeltaForm {
+    /// Number of query and key heads.
+    pub key_heads: usize,
+    /// Number of value heads, a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Elements of a query or key head.
+    pub key_dim: usize,
+    /// Elements of a value head.
+    pub value_dim: usize,
+    /// The key head of each value head.
+    pub head_map: HeadMap,
+    /// Decay weight of each value head.
+    pub decay: WeightId,
+    /// How `decay` is stored.
+    pub decay_rate: DecayRate,
+    /// Bias of the decay projection, one per value head.
+    pub dt_bias: WeightId,
+}
+
+impl DeltaForm {
+    /// The key head of a value head.
+    pub fn key_head(&self, value_head: usize) -> usize {
+        match self.head_map {
+            HeadMap::Grouped => value_head / (self.value_heads / self.key_heads.max(1)).max(1),
+            HeadMap::Tiled => value_head % self.key_heads.max(1),
+        }
+    }
+
+    /// Multiply-adds per token: the state is decayed, read, updated and read again.
+    pub fn multiply_adds(&self) -> usize {
+        4 * self.state().numbers
+    }
+
+    /// Its state: a matrix [key_dim, value_dim] per value head. Draft rows keep k, v, g and β.
+    pub fn state(&self) -> StateFacts {
+        StateFacts {
+            numbers: self.value_heads * self.key_dim * self.value_dim,
+            tail_numbers: self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2),
+        }
+    }
+}
+
+/// Heads and weights of a selective scan.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScanForm {
+    /// Number of heads.
+    pub heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Number of groups that share B and C; consecutive heads belong to one.
+    pub groups: usize,
+    /// Elements of B and C in a group.
+    pub state_dim: usize,
+    /// Decay weight of each head.
+    pub decay: WeightId,
+    /// How `decay` is stored.
+    pub decay_rate: DecayRate,
+    /// Bias of the time step, one per head.
+    pub dt_bias: WeightId,
+    /// Skip weight D of each head.
+    pub skip: WeightId,
+    /// Bounds of the time step; `None` is unbounded.
+    pub dt_limits: (f32, Option<f32>),
+}
+
+impl ScanForm {
+    /// The group of a head.
+    pub fn group(&self, head: usize) -> usize {
+        head / (self.heads / self.groups.max(1)).max(1)
+    }
+
+    /// Multiply-adds per token: the state is decayed, updated and read.
+    pub fn multiply_adds(&self) -> usize {
+        3 * self.state().numbers
+    }
+
+    /// Its state: a matrix [state_dim, head_dim] per head. Draft rows keep x, B and dt.
+    pub fn state(&self) -> StateFacts {
+        StateFacts {
+            numbers: self.heads * self.head_dim * self.state_dim,
+            tail_numbers: self.heads * (self.head_dim + 1) + self.groups * self.state_dim,
+        }
+    }
+}
