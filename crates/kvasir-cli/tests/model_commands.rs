@@ -160,7 +160,7 @@ fn traced_rounds_of_mtp_hold_the_recorded_drafts() {
 
 #[test]
 fn rings_give_the_recorded_tokens() {
-    for case in ["gemma3", "gpt_oss", "mistral", "qwen2_swa"] {
+    for case in ["gemma3", "gemma4_dense", "gemma4_ple", "gpt_oss", "mistral", "qwen2_swa"] {
         let (ids, tokens) = recorded(case, "p64");
         let (path, step) = (model(case), "--max-num-batched-tokens");
         let args = ["generate", &path, "--prompt-ids", &ids, "--max-tokens", "32", "--json"];
@@ -251,6 +251,24 @@ fn inspect_shows_program_and_sizes() {
     assert!(text.contains("update_and_attend") && text.contains("prediction 0"), "{text}");
     assert!(text.contains("kv_b_proj.weight [24, 32] from 512 1280 apart"), "{text}");
     assert!(text.contains("  rope 0 [16] frequencies 1 to "), "{text}");
+}
+
+#[test]
+fn recurrent_models_are_inspected_and_not_served() {
+    let path = model("qwen3_5_mtp");
+    let all = json(&["inspect", &path, "--json"]);
+    // Per layer a convolution of 128 channels and 4 heads of 16 x 16.
+    let sizes: Vec<u64> =
+        all["kv"]["states"].as_array().unwrap().iter().map(|s| s["numbers"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [3 * 128, 4 * 16 * 16].repeat(3));
+    let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
+    assert!(text.contains("recurrent states") && text.contains("gated_delta"), "{text}");
+    for backend in ["cpu", "plain"] {
+        let output = run(&["generate", &path, "--prompt-ids", "5,6,7", "--backend", backend]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{backend}");
+        assert!(error.contains("Qwen3_5ForCausalLM: its recurrent layers cannot be served yet"), "{error}");
+    }
 }
 
 #[test]

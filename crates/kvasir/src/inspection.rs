@@ -2,7 +2,7 @@
 
 use crate::model_card::ModelCard;
 use crate::opened::OpenedModel;
-use kvasir_program::{Architecture, Buffers, LayerFacts, Model};
+use kvasir_program::{Architecture, Buffers, LayerFacts, Model, StateFacts};
 use serde::Serialize;
 use std::fmt;
 
@@ -58,6 +58,8 @@ pub struct KvFacts {
     pub layers: Vec<LayerFacts>,
     /// K/V layouts of each prediction layer (MTP).
     pub predictions: Vec<Vec<LayerFacts>>,
+    /// Sizes of the target's recurrent states, in f32 numbers per sequence and per draft row.
+    pub states: Vec<StateFacts>,
 }
 
 /// Memory of weights, K/V and activations.
@@ -103,6 +105,7 @@ impl Inspection {
                 n_layers: target.layers.len(),
                 layers: target.layers.clone(),
                 predictions: opened.model.predictions.iter().map(|p| p.layers.clone()).collect(),
+                states: target.states.clone(),
             },
             memory: MemoryPlan {
                 tensors: opened.checkpoint.tensors().count(),
@@ -142,6 +145,12 @@ impl fmt::Display for Inspection {
             write!(f, "{}", if facts.value_in_key { " (part of the key)" } else { "" })?;
             facts.window.iter().try_for_each(|window| write!(f, ", window {window}"))?;
             writeln!(f, "{}", if *index_dim > 0 { format!(", indexer {index_dim}") } else { String::new() })?;
+        }
+        if target.is_recurrent() {
+            let draft_numbers: usize = target.states.iter().map(|state| state.tail_numbers).sum();
+            writeln!(f, "\nrecurrent states, of fixed size per sequence")?;
+            write!(f, "  {} states, {} bytes in all", target.states.len(), target.state_numbers() * 4)?;
+            writeln!(f, ", {} bytes per draft token", draft_numbers * 4)?;
         }
         let memory = &self.memory;
         writeln!(f, "\nmemory")?;

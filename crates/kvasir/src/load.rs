@@ -24,6 +24,8 @@ impl OpenedModel {
         threads: Option<usize>,
     ) -> Result<LoadedModel, Error> {
         let draft = self.draft.take();
+        check_servable(&self.model.target)?;
+        draft.iter().try_for_each(|draft| check_servable(draft.program()))?;
         let (weights, draft) = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
                 let pool = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
@@ -67,6 +69,19 @@ impl OpenedModel {
         loaded.kv = loaded.natural_kv();
         Ok(loaded)
     }
+}
+
+/// Refuses models whose layers need state that no cache keeps yet.
+fn check_servable(program: &Program) -> Result<(), Error> {
+    if program.is_recurrent() {
+        let why = format!(
+            "{}: its recurrent layers cannot be served yet, since no cache keeps their states; \
+             `inspect` and `convert` work",
+            program.architecture
+        );
+        return Err(Error::Failed(why));
+    }
+    Ok(())
 }
 
 /// A model ready to run; any number of executors share its weights.

@@ -145,7 +145,8 @@ fn prefill_seconds(target: &Program, checkpoint: &Checkpoint, tokens: f64, peaks
         };
         seconds += 2.0 * numbers * share * tokens / peak;
     }
-    seconds + attention_operations(target, tokens) / peaks.bf16
+    let recurrent: usize = target.ops.iter().map(|op| target.recurrent_multiply_adds(op)).sum();
+    seconds + attention_operations(target, tokens) / peaks.bf16 + 2.0 * recurrent as f64 * tokens / peaks.f32
 }
 
 /// Operations of causal attention over a prompt.
