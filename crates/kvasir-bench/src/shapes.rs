@@ -3,10 +3,11 @@
 use serde_json::{Value, json};
 
 /// Shape names accepted by `--shape`.
-pub const SHAPES: [&str; 12] = [
+pub const SHAPES: [&str; 13] = [
     "smollm2-135m",
     "gemma-3-270m",
     "gemma-3-1b",
+    "gemma-4-e2b",
     "qwen2.5-0.5b",
     "qwen3-0.6b",
     "qwen3-1.7b",
@@ -50,6 +51,16 @@ pub fn shape(name: &str) -> Option<Value> {
         }
         "gemma-3-270m" => gemma3(18, 640, 2048),
         "gemma-3-1b" => gemma3(26, 1152, 6912),
+        "gemma-4-e2b" => {
+            let kind = |n: u32| if n.is_multiple_of(5) { "full_attention" } else { "sliding_attention" };
+            json!({"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "num_hidden_layers": 35,
+            "hidden_size": 1536, "intermediate_size": 6144, "num_attention_heads": 8, "num_key_value_heads": 1,
+            "head_dim": 256, "global_head_dim": 512, "vocab_size": 262_144, "vocab_size_per_layer_input": 262_144,
+            "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20, "use_double_wide_mlp": true,
+            "max_position_embeddings": 131_072, "sliding_window": 512, "rms_norm_eps": 1e-6,
+            "final_logit_softcapping": 30.0, "layer_types": (1..=35).map(kind).collect::<Vec<_>>(),
+            "tie_word_embeddings": true, "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false})
+        }
         "qwen2.5-0.5b" => {
             json!({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_hidden_layers": 24, "hidden_size": 896,
             "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151_936,
