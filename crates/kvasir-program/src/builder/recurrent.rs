@@ -62,7 +62,7 @@ impl Builder<'_> {
     /// A causal depthwise convolution over the tokens of a sequence.
     pub(crate) fn short_conv(&mut self, x: ValueId, conv: Convolution) -> ValueId {
         let width = self.width(x);
-        let numbers = width * (conv.kernel - 1);
+        let numbers = width.saturating_mul(conv.kernel - 1);
         let state = self.state(StateFacts { numbers, tail_numbers: width });
         let Convolution { weight, bias, kernel, silu } = conv;
         self.numbers(width, |out| Op::ShortConv { x, weight, bias, kernel, silu, state, out })

@@ -211,7 +211,7 @@ impl Program {
 
     /// f32 numbers of all recurrent states of a sequence.
     pub fn state_numbers(&self) -> usize {
-        self.states.iter().map(|state| state.numbers).sum()
+        self.states.iter().fold(0, |sum, state| state.numbers.saturating_add(sum))
     }
 
     /// A salt for prefix caching: sequences with different salts must not share KV, because

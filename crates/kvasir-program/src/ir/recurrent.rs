@@ -82,13 +82,13 @@ impl DeltaForm {
 
     /// Multiply-adds per token: the state is decayed, read, updated and read again.
     pub fn multiply_adds(&self) -> usize {
-        4 * self.state().numbers
+        self.state().numbers.saturating_mul(4)
     }
 
     /// Its state: a matrix [key_dim, value_dim] per value head. Draft rows keep k, v, g and β.
     pub fn state(&self) -> StateFacts {
         StateFacts {
-            numbers: self.value_heads * self.key_dim * self.value_dim,
+            numbers: (self.value_heads * self.key_dim).saturating_mul(self.value_dim),
             tail_numbers: self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2),
         }
     }
@@ -125,13 +125,13 @@ impl ScanForm {
 
     /// Multiply-adds per token: the state is decayed, updated and read.
     pub fn multiply_adds(&self) -> usize {
-        3 * self.state().numbers
+        self.state().numbers.saturating_mul(3)
     }
 
     /// Its state: a matrix [state_dim, head_dim] per head. Draft rows keep x, B and dt.
     pub fn state(&self) -> StateFacts {
         StateFacts {
-            numbers: self.heads * self.head_dim * self.state_dim,
+            numbers: (self.heads * self.head_dim).saturating_mul(self.state_dim),
             tail_numbers: self.heads * (self.head_dim + 1) + self.groups * self.state_dim,
         }
     }

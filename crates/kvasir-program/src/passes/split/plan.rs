@@ -354,9 +354,12 @@ impl Planner<'_> {
             Op::Linear { .. } => true,
             Op::Slice { groups, .. } => *groups == 1 || by_group(*groups),
             Op::GroupLinear { matrices, .. } => by_group(matrices.count),
-            Op::Norm { groups, .. } | Op::Rotary { groups, .. } | Op::Concat { groups, .. } => {
-                by_group(*groups)
+            // A weight for each element of the row cannot be sharded by groups.
+            Op::Norm { weight, groups, .. } => {
+                let len = |id: WeightId| self.program.weight(id).shape.iter().product::<usize>();
+                by_group(*groups) && weight.is_none_or(|id| len(id) * groups == width)
             }
+            Op::Rotary { groups, .. } | Op::Concat { groups, .. } => by_group(*groups),
             _ => false,
         }
     }
