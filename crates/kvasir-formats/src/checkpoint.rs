@@ -7,7 +7,7 @@
 use crate::config::from_gguf::describe;
 use crate::config::from_gguf::generation_config;
 use crate::config::language_model::LanguageModel;
-use crate::config::quantization::{Quantization, Scheme};
+use crate::config::quantization::Quantization;
 use crate::config::renames::Renames;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -17,17 +17,20 @@ use crate::gguf::names::HfName;
 use crate::gguf::names::Naming;
 use crate::gguf::reader::Gguf;
 use crate::gguf::reader::TensorInfo;
+use crate::safetensors;
 use crate::tensor::TensorView;
-use crate::{encoding, safetensors};
 use kvasir_program::{Layout, Program, Source};
 use serde_json::Value as Json;
 use std::{
     collections::BTreeMap,
-    hash::{DefaultHasher, Hash, Hasher},
+    hash::{Hash, Hasher},
     ops::Range,
     path::{Component, Path, PathBuf},
     sync::Arc,
 };
+use xxhash_rust::xxh64::Xxh64;
+
+mod dequantize;
 
 /// Bytes at the start of each tensor that a fingerprint hashes.
 const FINGERPRINT_BYTES: usize = 64;
@@ -230,11 +233,10 @@ impl Checkpoint {
         })
     }
 
-    /// A hash of the config, of the names, types and shapes of all tensors, and of the first bytes
-    /// of each. Equal in all processes of one build that have opened the same files; not stable
-    /// across Rust versions.
+    /// A hash (XXH64) of the config, of the names, types and shapes of all tensors, and of the first
+    /// bytes of each. Stable: files may store it.
     pub fn fingerprint(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = Xxh64::new(0);
         self.config.to_string().hash(&mut hasher);
         for tensor in self.tensors() {
             (tensor.name, tensor.shape).hash(&mut hasher);
@@ -343,53 +345,6 @@ impl Checkpoint {
         TensorView { name, dtype: entry.dtype, shape: &entry.shape, bytes }
     }
 
-    /// Dequantizes a weight to f32, row-major, with companion scales applied. Returns its shape.
-    ///
-    /// Companions are `NAME_scale_inv` for block-scaled FP8, and for MXFP4 the pair `NAME_blocks`
-    /// and `NAME_scales`, whose weight has the shape [experts, out, in].
-    pub fn dense(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
-        let shape = match (self.tensor(name), self.mxfp4(name)?) {
-            (Some(view), _) => view.shape.to_vec(),
-            (None, Some((_, scales))) => {
-                let (last, outer) = scales.shape.split_last().unwrap_or((&0, &[]));
-                [outer, &[last * 32]].concat()
-            }
-            (None, None) => {
-                return Err(Error::at(format!("tensor {name}"), "is missing").in_file(&self.path));
-            }
-        };
-        let mut values = vec![0.0; shape.iter().product()];
-        let row_len = shape.last().copied().unwrap_or(1).max(1);
-        values.chunks_mut(row_len).enumerate().try_for_each(|(n, row)| self.dense_row(name, n, row))?;
-        Ok((shape, values))
-    }
-
-    /// Dequantizes row `n` of a weight, with all leading dimensions flattened. Allocates only for
-    /// companion scales.
-    pub fn dense_row(&self, name: &str, n: usize, out: &mut [f32]) -> Result<()> {
-        let Some(view) = self.tensor(name) else {
-            let pair = self.mxfp4(name)?;
-            let (blocks, scales) =
-                pair.ok_or_else(|| Error::at(format!("tensor {name}"), "is missing").in_file(&self.path))?;
-            let across = out.len() / 32;
-            let codes = blocks.rows(n * across, across)?;
-            return mxfp4_row(codes, scales.rows(n, 1)?, out).ok_or_else(|| {
-                Error::at(format!("tensor {name}"), format!("has rows of {} elements", scales.row_len() * 32))
-            });
-        };
-        let row = view.rows(n, 1)?;
-        encoding::dequantize(view.dtype, row, out).map_err(|e| Error::at(view.name, e))?;
-        if view.dtype == DType::F8E4M3 {
-            let (scales, block_rows, block_cols) = self.block_scales(&view)?;
-            let mut across = vec![0.0; scales.row_len()];
-            encoding::dequantize(scales.dtype, scales.rows(n / block_rows, 1)?, &mut across)?;
-            for (part, scale) in out.chunks_mut(block_cols).zip(across) {
-                part.iter_mut().for_each(|v| *v *= scale);
-            }
-        }
-        Ok(())
-    }
-
     /// The input of `Model::build`: names, shapes, config and storage layout, without tensor bytes.
     pub fn source(&self) -> Source {
         Source {
@@ -408,48 +363,6 @@ impl Checkpoint {
             Some(weight) => Some((weight.to_owned(), DType::Mxfp4.block_len())),
             None => tensor.dtype.is_quantized().then(|| (tensor.name.to_owned(), tensor.dtype.block_len())),
         }
-    }
-
-    /// The scales of a block-scaled FP8 matrix, and the block's rows and columns. Edge blocks may
-    /// be partial.
-    pub fn block_scales(&self, weight: &TensorView<'_>) -> Result<(TensorView<'_>, usize, usize)> {
-        let fail = |why: String| Error::at(format!("tensor {}", weight.name), why).in_file(&self.path);
-        let Some(Scheme::Fp8Blocks { rows, cols }) = self.quantization.as_ref().map(|q| q.scheme) else {
-            return Err(fail("is FP8, but the config has no fp8 `quantization_config`".into()));
-        };
-        let scales = self.tensor(&format!("{}_scale_inv", weight.name));
-        let scales = scales.ok_or_else(|| fail("has no scales tensor (`…_scale_inv`)".into()))?;
-        let [r, c] = weight.shape else { return Err(fail("is not a matrix".into())) };
-        // Some checkpoints store power-of-two (E8M0) scales as plain bytes.
-        let dtype = if scales.dtype == DType::U8 { DType::F8E8M0 } else { scales.dtype };
-        let scales = TensorView { dtype, ..scales };
-        if scales.shape != [r.div_ceil(rows), c.div_ceil(cols)] {
-            return Err(fail(format!(
-                "shape {:?} does not match the shape of its scales, {:?}",
-                weight.shape, scales.shape
-            )));
-        }
-        Ok((scales, rows, cols))
-    }
-
-    /// The block and scale tensors of an MXFP4 weight as stored by gpt-oss.
-    ///
-    /// Blocks: [experts, out, in / 32, 16] bytes, value `2j` in the low nibble of byte `j`. Scales:
-    /// one E8M0 byte per block.
-    pub fn mxfp4(&self, name: &str) -> Result<Option<(TensorView<'_>, TensorView<'_>)>> {
-        let Some(blocks) = self.tensor(&format!("{name}_blocks")) else { return Ok(None) };
-        let fail = |why: String| Error::at(format!("tensor {name}_blocks"), why).in_file(&self.path);
-        let scales = self.tensor(&format!("{name}_scales"));
-        let scales = scales.ok_or_else(|| fail("has no scales tensor (`…_scales`)".into()))?;
-        let fits = blocks.shape.split_last().is_some_and(|(&n, outer)| n == 16 && outer == scales.shape);
-        let powers = matches!(scales.dtype, DType::U8 | DType::F8E8M0);
-        if !fits || scales.shape.is_empty() || blocks.dtype != DType::U8 || !powers {
-            return Err(fail(format!(
-                "shape {:?} does not match the shape of its scales, {:?}",
-                blocks.shape, scales.shape
-            )));
-        }
-        Ok(Some((blocks, scales)))
     }
 
     /// The tensors that store a weight's rows, each with its number of dimensions per row.
@@ -503,21 +416,6 @@ impl Checkpoint {
             Some((self.files.get(entry.file)?, at(rows.start)..at(rows.end)))
         })
     }
-}
-
-/// `out = E2M1(code) * 2^scale` per block of 32; the low nibble of byte `j` is value `2j`. `None`
-/// if lengths disagree.
-fn mxfp4_row(codes: &[u8], scales: &[u8], out: &mut [f32]) -> Option<()> {
-    let blocks = codes.as_chunks::<16>().0;
-    let fits = blocks.len() == scales.len() && out.len() == blocks.len() * 32;
-    for ((block, &e), out) in blocks.iter().zip(scales).zip(out.as_chunks_mut::<32>().0) {
-        let d = encoding::e8m0_half(e);
-        for (&q, pair) in block.iter().zip(out.as_chunks_mut::<2>().0) {
-            let value = |code: u8| f32::from(encoding::E2M1_DOUBLED[usize::from(code & 0xf)]) * d;
-            *pair = [value(q), value(q >> 4)];
-        }
-    }
-    fits.then_some(())
 }
 
 /// Maximum experts per layer; every expert's matrix gets its own entry.
