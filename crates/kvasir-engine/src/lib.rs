@@ -58,7 +58,7 @@
 //! 4. `step`: builds a step from scheduled rows and commits its results.
 //! 5. `core` (`replay`: operations of recorded cases only, behind the feature `replay`), then `engine`.
 //! 6. `config`: from a configuration to limits, policy, cache and core.
-//! 7. `serving_loop` and `trace` (step traces); `replicas` stands alone.
+//! 7. `serving_loop` and `trace` (step traces); `kv_file` and `replicas` stand alone.
 //!
 //! `tests/toy` is the main test: every completion must equal that of its request run alone.
 //!
@@ -69,6 +69,7 @@
 pub(crate) mod config;
 pub(crate) mod core;
 pub(crate) mod engine;
+pub(crate) mod kv_file;
 pub(crate) mod replicas;
 pub(crate) mod request;
 pub(crate) mod scheduler;
@@ -86,6 +87,7 @@ pub use crate::core::sessions::CutObstacle;
 pub use crate::engine::kv_transfer::{ExportKv, KvTransferError};
 pub use crate::engine::lockstep::Lockstep;
 pub use crate::engine::{Engine, Exit, Observer, Turn};
+pub use crate::kv_file::{KvFile, KvFileError, KvFileHeader, KvFileWriter};
 pub use crate::replicas::load_order::Load;
 pub use crate::replicas::rank_load::RankLoad;
 pub use crate::replicas::role::{Phase, Role, UnknownRole};
