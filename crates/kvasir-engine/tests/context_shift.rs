@@ -8,10 +8,8 @@ use kvasir_sim::Toy;
 use kvasir_testkit::{
     Random,
     complete::{complete, complete_all},
+    engines::{self, CACHE_KINDS, limits, policy},
 };
-
-const KINDS: [CacheKind; 5] =
-    [CacheKind::Contiguous, CacheKind::Cells, CacheKind::Tree, CacheKind::Paged, CacheKind::Radix];
 
 fn cache(kind: CacheKind, block_size: u32, slots: u32) -> Box<dyn Cache> {
     build(kind, &CacheConfig { block_size, sharing: true, ..CacheConfig::new(slots) }).unwrap()
@@ -36,23 +34,12 @@ fn an_answer_continues_with_the_tokens_that_are_left() {
     let mut shifted = 0;
     for seed in 0..300 {
         let mut random = Random::new(seed);
-        let kind = KINDS[seed as usize % 5];
-        let block = if kind.is_block_based() { random.pick(&[1, 4, 16]) } else { 1 };
+        let kind = CACHE_KINDS[seed as usize % 5];
         let context = random.between(20, 90);
-        let limits = Limits {
-            max_num_batched_tokens: random.pick(&[16, 64]),
-            max_model_len: context,
-            prefix_cache: random.chance(50),
-            ..Limits::default()
-        };
-        let policy: Box<dyn Policy> = match random.below(3) {
-            0 => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),
-            1 => Box::new(Chunked::new(12, Mixing::On { target: None })),
-            _ => Box::new(Chunked::new(9, Mixing::Off)),
-        };
+        let (limits, policy) = (limits(&mut random, context), policy(&mut random));
         // Sometimes the pool, and not the model, ends the context.
         let slots = random.pick(&[512, 64]);
-        let core = Core::new(limits, Order::Fcfs, policy, cache(kind, block, slots));
+        let core = Core::new(limits, Order::Fcfs, policy, engines::cache(&mut random, kind, slots));
         let context = context.min(core.cache().shape().capacity);
         let engine = Engine::new(core, Toy::new(), || 0).overlap(random.chance(50));
         let mut engine = match random.below(3) {

@@ -3,28 +3,18 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
-use kvasir_kv::{CacheConfig, CacheKind, Token, build};
+use kvasir_kv::Token;
 use kvasir_sim::Toy;
-use kvasir_testkit::{Random, complete::complete};
-
-const KINDS: [CacheKind; 5] =
-    [CacheKind::Contiguous, CacheKind::Cells, CacheKind::Tree, CacheKind::Paged, CacheKind::Radix];
+use kvasir_testkit::{
+    Random,
+    complete::complete,
+    engines::{CACHE_KINDS, cache, limits, policy},
+};
 
 fn engine(random: &mut Random, context: u32) -> Engine<Toy> {
-    let kind = random.pick(&KINDS);
-    let block_size = if kind.is_block_based() { random.pick(&[1, 4, 16]) } else { 1 };
-    let cache = build(kind, &CacheConfig { block_size, sharing: true, ..CacheConfig::new(1024) }).unwrap();
-    let limits = Limits {
-        max_num_batched_tokens: random.pick(&[16, 64]),
-        max_model_len: context,
-        prefix_cache: random.chance(50),
-        ..Limits::default()
-    };
-    let policy: Box<dyn Policy> = match random.below(3) {
-        0 => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),
-        1 => Box::new(Chunked::new(12, Mixing::On { target: None })),
-        _ => Box::new(Chunked::new(9, Mixing::Off)),
-    };
+    let kind = random.pick(&CACHE_KINDS);
+    let (cache, limits) = (cache(random, kind, 1024), limits(random, context));
+    let policy = policy(random);
     let engine = Engine::new(Core::new(limits, Order::Fcfs, policy, cache), Toy::new(), || 7);
     let engine = engine.overlap(random.chance(50));
     if random.chance(40) { engine.draft(Box::new(SuffixDrafter::new(4))).unwrap() } else { engine }

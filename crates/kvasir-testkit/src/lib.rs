@@ -4,6 +4,7 @@
 //! - `paths`: the repository's test models, and scratch folders.
 //! - `schemas`: random JSON schemas as clients send them, and a validator for answers.
 //! - `complete` (feature `engine`): an engine's answers to a list of requests.
+//! - `engines` (feature `engine`): random caches, limits and policies.
 //! - `checkpoints` (feature `cpu`): the test models on the CPU backend, in each precision.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // tests call it
@@ -13,6 +14,8 @@
 pub mod checkpoints;
 #[cfg(feature = "engine")]
 pub mod complete;
+#[cfg(feature = "engine")]
+pub mod engines;
 pub mod paths;
 pub mod random;
 pub mod schemas;
