@@ -13,6 +13,7 @@ pub(crate) mod calls_or_format;
 mod tests;
 
 use crate::answer::call_constraint::CallConstraint;
+use crate::answer::call_machine::CallMachine;
 use crate::answer::calls::calls_or_format::CallsOrFormat;
 use crate::answer::events::CallEvent;
 use crate::answer::json_calls::JsonCalls;

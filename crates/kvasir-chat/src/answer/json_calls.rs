@@ -12,6 +12,7 @@
 //! constrained and the answer was cut within one. Once its name is emitted, a broken call is not
 //! retracted. `calls/tests.rs` checks both under every split.
 
+use crate::answer::call_machine::CallMachine;
 use crate::answer::events::{CallEvent, TextBetweenCalls};
 use crate::dialect::markers::{CallBody, JsonMarkers};
 use crate::scan::hold_back::{take, take_to_marker};
@@ -70,6 +71,36 @@ enum State {
     },
 }
 
+impl CallMachine for JsonCalls {
+    fn held(&mut self) -> &mut String {
+        &mut self.held
+    }
+
+    fn advance(&mut self, events: &mut Vec<CallEvent>, is_end: bool) -> bool {
+        match self.state.clone() {
+            State::Outside => self.outside(events),
+            State::Before(taken) => self.before(taken, events, is_end),
+            State::Arguments { start, sent, inside } => self.arguments(start, sent, inside, events),
+            State::RestOfObject { from, inside } => self.rest_of_object(from, inside),
+            State::After { object } => self.after(object, events),
+        }
+    }
+
+    fn end(&mut self, events: &mut Vec<CallEvent>) {
+        let held = std::mem::take(&mut self.held);
+        match std::mem::replace(&mut self.state, State::Outside) {
+            State::Outside => self.text.push(&held, events),
+            // The beginning of a call, cut before its name.
+            State::Before(taken) if self.constrained && !taken.trim().is_empty() => {}
+            State::Before(taken) => self.text.push(&(taken + &held), events),
+            // Once its name is emitted, a broken call cannot be retracted.
+            State::Arguments { .. } => self.end_call(),
+            State::RestOfObject { from, .. } => self.end_open_call(&held[from..], events),
+            State::After { .. } => self.end_open_call(&held, events),
+        }
+    }
+}
+
 impl JsonCalls {
     /// A parser for `marks`. An unmarked object is a call only if it names one of `tools`.
     pub(super) fn new(marks: &'static JsonMarkers, tools: Arc<[Tool]>, constrained: bool) -> Self {
@@ -93,47 +124,12 @@ impl JsonCalls {
         matches!(self.state, State::Arguments { .. })
     }
 
-    pub(super) fn push(&mut self, text: &str) -> Vec<CallEvent> {
-        self.held.push_str(text);
-        let mut events = Vec::new();
-        while self.advance(&mut events, false) {}
-        events
-    }
-
-    pub(super) fn finish(&mut self) -> Vec<CallEvent> {
-        let mut events = Vec::new();
-        while self.advance(&mut events, true) {}
-        let held = std::mem::take(&mut self.held);
-        match std::mem::replace(&mut self.state, State::Outside) {
-            State::Outside => self.text.push(&held, &mut events),
-            // The beginning of a call, cut before its name.
-            State::Before(taken) if self.constrained && !taken.trim().is_empty() => {}
-            State::Before(taken) => self.text.push(&(taken + &held), &mut events),
-            // Once its name is emitted, a broken call cannot be retracted.
-            State::Arguments { .. } => self.end_call(),
-            State::RestOfObject { from, .. } => self.end_open_call(&held[from..], &mut events),
-            State::After { .. } => self.end_open_call(&held, &mut events),
-        }
-        events
-    }
-
     /// Ends a call that has all its arguments but no end marker; the text after it is text.
     fn end_open_call(&mut self, after: &str, events: &mut Vec<CallEvent>) {
         self.end_call();
         let text = after.trim_start_matches(TAIL);
         if !self.marks.close.is_some_and(|close| close.starts_with(text)) {
             self.text.push(text, events);
-        }
-    }
-
-    /// One state transition; false if it needs more text. With `over`, none will come.
-    fn advance(&mut self, events: &mut Vec<CallEvent>, is_end: bool) -> bool {
-        match self.state.clone() {
-            State::Outside => self.outside(events),
-            State::Before(taken) => self.before(taken, events, is_end),
-            State::Arguments { start, sent, inside } => self.arguments(start, sent, inside, events),
-            State::RestOfObject { from, inside } => self.rest_of_object(from, inside),
-            State::After { object } => self.after(object, events),
         }
     }
 

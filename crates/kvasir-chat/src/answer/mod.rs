@@ -9,6 +9,7 @@
 //! Knows no engine and no API; builds on `scan`, `grammar`, `dialect` and the tools of a `request`.
 
 pub(crate) mod call_constraint;
+mod call_machine;
 pub(crate) mod calls;
 pub(crate) mod choice;
 pub(crate) mod events;

@@ -6,6 +6,7 @@
 //! argument or the call's end closes a value. The tool's JSON schema decides whether an unquoted
 //! value is a string. `calls/tests.rs` checks every dialect under every split.
 
+use crate::answer::call_machine::CallMachine;
 use crate::answer::events::{CallEvent, TextBetweenCalls};
 use crate::dialect::markers::TagMarkers;
 use crate::dialect::schema_types::admits;
@@ -34,6 +35,38 @@ enum State {
     Arguments { name: String, first: bool },
 }
 
+impl CallMachine for TaggedCalls {
+    fn held(&mut self) -> &mut String {
+        &mut self.held
+    }
+
+    fn advance(&mut self, events: &mut Vec<CallEvent>, _is_end: bool) -> bool {
+        match self.state.clone() {
+            State::Outside => self.outside(events),
+            State::Name => self.name(events),
+            State::Arguments { name, first } => self.argument(&name, first, events),
+        }
+    }
+
+    fn end(&mut self, events: &mut Vec<CallEvent>) {
+        let held = std::mem::take(&mut self.held);
+        match std::mem::replace(&mut self.state, State::Outside) {
+            State::Outside => self.text.push(&held, events),
+            // The beginning of a call, cut within its name.
+            State::Name if self.constrained => {}
+            State::Name => self.text.push(&format!("{}{held}", self.tags.open), events),
+            // Once its name is emitted, a broken call cannot be retracted. A truncated one stays
+            // visibly incomplete JSON.
+            State::Arguments { first, .. } => {
+                let truncated_argument = self.truncated_argument(&held, first);
+                events
+                    .extend(truncated_argument.map(|text| CallEvent::Arguments { index: self.count, text }));
+                self.count += 1;
+            }
+        }
+    }
+}
+
 impl TaggedCalls {
     pub(super) fn new(tags: &'static TagMarkers, tools: Arc<[Tool]>, constrained: bool) -> Self {
         Self {
@@ -53,37 +86,6 @@ impl TaggedCalls {
 
     pub(super) fn is_open(&self) -> bool {
         matches!(self.state, State::Arguments { .. })
-    }
-
-    pub(super) fn push(&mut self, text: &str) -> Vec<CallEvent> {
-        self.held.push_str(text);
-        let mut events = Vec::new();
-        while match self.state.clone() {
-            State::Outside => self.outside(&mut events),
-            State::Name => self.name(&mut events),
-            State::Arguments { name, first } => self.argument(&name, first, &mut events),
-        } {}
-        events
-    }
-
-    pub(super) fn finish(&mut self) -> Vec<CallEvent> {
-        let mut events = Vec::new();
-        let held = std::mem::take(&mut self.held);
-        match std::mem::replace(&mut self.state, State::Outside) {
-            State::Outside => self.text.push(&held, &mut events),
-            // The beginning of a call, cut within its name.
-            State::Name if self.constrained => {}
-            State::Name => self.text.push(&format!("{}{held}", self.tags.open), &mut events),
-            // Once its name is emitted, a broken call cannot be retracted. A truncated one stays
-            // visibly incomplete JSON.
-            State::Arguments { first, .. } => {
-                let truncated_argument = self.truncated_argument(&held, first);
-                events
-                    .extend(truncated_argument.map(|text| CallEvent::Arguments { index: self.count, text }));
-                self.count += 1;
-            }
-        }
-        events
     }
 
     fn outside(&mut self, events: &mut Vec<CallEvent>) -> bool {

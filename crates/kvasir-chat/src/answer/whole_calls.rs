@@ -4,6 +4,7 @@
 //! States: `Start` (only white space so far), `Text`, `Marked`. Calls are held back until they are
 //! complete: text that only resembles a call stays text.
 
+use crate::answer::call_machine::CallMachine;
 use crate::answer::events::{CallEvent, TextBetweenCalls};
 use crate::dialect::markers::WholeMarkers;
 use crate::scan::hold_back::{possible_start, take};
@@ -29,6 +30,28 @@ enum State {
     Marked,
 }
 
+impl CallMachine for WholeCalls {
+    fn held(&mut self) -> &mut String {
+        &mut self.held
+    }
+
+    fn advance(&mut self, events: &mut Vec<CallEvent>, _is_end: bool) -> bool {
+        match self.state {
+            State::Start => self.start(events),
+            State::Text => self.text(events),
+            State::Marked => self.marked(events),
+        }
+    }
+
+    fn end(&mut self, events: &mut Vec<CallEvent>) {
+        let held = std::mem::take(&mut self.held);
+        let open = if self.state == State::Marked { self.markers.open } else { "" };
+        if open.is_empty() || !self.take_calls(&held, events) {
+            self.text.push(&format!("{open}{held}"), events);
+        }
+    }
+}
+
 impl WholeCalls {
     pub(super) fn new(markers: &'static WholeMarkers) -> Self {
         let text = TextBetweenCalls::default();
@@ -38,27 +61,6 @@ impl WholeCalls {
 
     pub(super) fn count(&self) -> usize {
         self.count
-    }
-
-    pub(super) fn push(&mut self, text: &str) -> Vec<CallEvent> {
-        self.held.push_str(text);
-        let mut events = Vec::new();
-        while match self.state {
-            State::Start => self.start(&mut events),
-            State::Text => self.text(&mut events),
-            State::Marked => self.marked(&mut events),
-        } {}
-        events
-    }
-
-    pub(super) fn finish(&mut self) -> Vec<CallEvent> {
-        let mut events = Vec::new();
-        let held = std::mem::take(&mut self.held);
-        let open = if self.state == State::Marked { self.markers.open } else { "" };
-        if open.is_empty() || !self.take_calls(&held, &mut events) {
-            self.text.push(&format!("{open}{held}"), &mut events);
-        }
-        events
     }
 
     fn start(&mut self, events: &mut Vec<CallEvent>) -> bool {
