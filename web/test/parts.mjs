@@ -14,6 +14,32 @@ export async function all({ page, address }) {
   await model(page);
 }
 
+/** A reader of a stored answer gives up on a server that answers with errors only. Waits take no time here. */
+export async function failures({ page, address }) {
+  await page.goto(address);
+  for (const [status, most] of [[500, 15], [503, 300]]) {
+    const path = "**/v1/responses/resp_failing*";
+    let requests = 0;
+    await page.route(path, (route) => { requests++; return route.fulfill({ status, json: {} }); });
+    const message = await page.evaluate(async () => {
+      const { follow } = await import("/page/responses.js");
+      const wait = window.setTimeout;
+      window.setTimeout = (work) => wait(work, 0);
+      try {
+        for await (const event of follow({}, { id: "resp_failing" }, new AbortController().signal)) return event.type;
+        return "ended";
+      } catch (error) {
+        return error.message;
+      } finally {
+        window.setTimeout = wait;
+      }
+    });
+    await page.unroute(path);
+    assert.match(message, new RegExp(`status ${status} again and again`));
+    assert.equal(requests, most);
+  }
+}
+
 const htmlOf = (page, text) => page.evaluate(async (text) => (await import("/page/markdown.js")).markdown(text), text);
 
 /** HTML without the direction of its blocks, which `text.rightToLeft` tests. */

@@ -10,12 +10,21 @@ import { link } from "/page/link.js";
 const PATH = "/v1/responses";
 const RETRY = 2000; // ms between reconnections
 const MOST_EMPTY = 5; // connections in a row without an event, after which the answer counts as lost
+const MOST_BUSY = 300; // error responses in a row (10 minutes) of a server that is loading or busy
+const MOST_FAILED = 15; // error responses in a row (30 seconds) of a server that fails
 const FINAL_EVENTS = ["response.completed", "response.incomplete", "response.failed", "response.cancelled"];
 
 /** The server no longer stores the response. */
 export class ResponseGone extends Error {
   constructor() {
     super("The server no longer has this answer, for example because it was restarted. The text received so far is kept.");
+  }
+}
+
+/** The server answers every reconnection with an error. */
+export class ServerFails extends Error {
+  constructor(status) {
+    super(`The server has answered with status ${status} again and again, so the page no longer asks for the rest. The text received so far is kept.`);
   }
 }
 
@@ -45,7 +54,7 @@ function watchLink(connection, place) {
 
 /** The events of a response; reconnects as needed. */
 async function* connected(body, place, signal) {
-  for (let empty = 0; ; ) {
+  for (let empty = 0, failures = 0; ; ) {
     const connection = new AbortController(), unwatch = watchLink(connection, place);
     const abort = () => connection.abort(signal.reason);
     signal.addEventListener("abort", abort);
@@ -64,6 +73,10 @@ async function* connected(body, place, signal) {
       if (signal.aborted || place.id === undefined) throw error;
       if (error.status === 404) throw new ResponseGone();
       if (!isTransient(error)) throw error;
+      const isBusy = error.status === 429 || error.status === 503;
+      failures = count || !error.status ? 0 : failures + (isBusy ? 1 / MOST_BUSY : 1 / MOST_FAILED);
+      // The sum of `MOST_BUSY` parts may be below 1 by rounding.
+      if (failures > 1 - 1e-6) throw new ServerFails(error.status);
       empty = count || !link.up || error.status ? 0 : empty + 1;
       if (empty === MOST_EMPTY) throw new ResponseGone();
     } finally {
