@@ -76,7 +76,7 @@ pub(crate) struct Conversations {
 type ById = HashMap<String, StoredConversation>;
 
 impl Conversations {
-    /// Stores a conversation under a new id. May drop others, even on error.
+    /// Stores a conversation under a new id. May drop others.
     pub(crate) fn insert(
         &self,
         owner: u64,
@@ -94,8 +94,7 @@ impl Conversations {
         let stored = StoredConversation { owner, head, items, size, used: Instant::now(), overhead };
         let mut by_id = self.lock();
         by_id.insert(id.clone(), stored);
-        self.enforce_limits(&mut by_id, owner, &id);
-        self.check_memory(owner).inspect_err(|_| drop(by_id.remove(&id)))
+        self.make_room(&mut by_id, owner, &id).inspect_err(|_| drop(by_id.remove(&id)))
     }
 
     /// Creation time and metadata.
@@ -122,7 +121,7 @@ impl Conversations {
         self.with(id, owner, |stored| check_size(stored.size.saturating_add(bytes)))?
     }
 
-    /// Appends items. On error the conversation is unchanged, but others may have been dropped.
+    /// Appends items; may drop other conversations. On error the conversation is unchanged.
     pub(crate) fn append(&self, id: &str, owner: u64, items: Vec<Value>) -> Result<(), ApiError> {
         if items.is_empty() {
             return self.with(id, owner, |_| ());
@@ -134,8 +133,7 @@ impl Conversations {
         stored.size += segment.bytes();
         stored.overhead.grow(Conversation::LIST_ENTRY);
         stored.items.push(segment);
-        self.enforce_limits(&mut by_id, owner, id);
-        let checked = self.check_memory(owner);
+        let checked = self.make_room(&mut by_id, owner, id);
         if checked.is_err() {
             let stored = find(&mut by_id, id, owner)?;
             stored.items.pop();
@@ -163,6 +161,18 @@ impl Conversations {
         self.with(id, owner, |_| ())?;
         self.lock().remove(id);
         Ok(())
+    }
+
+    /// Drops other conversations until `kept` fits the limits. Refuses it before any is dropped where
+    /// that frees too little, because stored responses share their items.
+    fn make_room(&self, by_id: &mut ById, owner: u64, kept: &str) -> Result<(), ApiError> {
+        let others = by_id.iter().filter(|(id, _)| *id != kept);
+        let reclaimable = others.map(|(_, other)| other.overhead.bytes() + other.items.reclaimable_bytes());
+        if self.memory.total().saturating_sub(reclaimable.sum()) > MAX_BYTES {
+            self.check_memory(owner)?;
+        }
+        self.enforce_limits(by_id, owner, kept);
+        self.check_memory(owner)
     }
 
     /// Refuses growth while memory exceeds its limit and the key holds more than its share.
@@ -283,6 +293,23 @@ mod tests {
         let kept: Vec<bool> = ["1", "2", "3", "4"].iter().map(|id| store.head(id, 1).is_ok()).collect();
         assert_eq!(kept, [true, false, true, true]);
         assert!(store.memory.total() <= MAX_BYTES);
+    }
+
+    #[test]
+    fn refused_conversations_drop_no_others() {
+        let store = Conversations::default();
+        let long = json!({"id": "a", "text": "x".repeat(MAX_BYTES / 4)});
+        store.insert(1, "small".into(), head(), vec![json!({"id": "a"})]).unwrap();
+        // Snapshots share the items, as stored responses do.
+        let shared = ["1", "2", "3"].map(|id| {
+            store.insert(1, id.into(), head(), vec![long.clone()]).unwrap();
+            store.items(id, 1).unwrap()
+        });
+        let refused = |long: &Value| store.insert(1, "4".into(), head(), vec![long.clone()]).is_err();
+        assert!(refused(&long));
+        assert!(["small", "1", "2", "3"].iter().all(|id| store.head(id, 1).is_ok()));
+        drop(shared);
+        assert!(!refused(&long));
     }
 
     #[test]

@@ -85,6 +85,12 @@ impl Conversation {
     /// Bytes of the list of segments per segment.
     pub(super) const LIST_ENTRY: usize = size_of::<Arc<Segment>>();
 
+    /// Bytes that dropping it frees: those of segments that no clone shares.
+    pub(super) fn reclaimable_bytes(&self) -> usize {
+        let own = self.0.iter().filter(|segment| Arc::strong_count(segment) == 1);
+        own.map(|segment| segment.bytes.bytes()).sum()
+    }
+
     /// Appends a segment.
     pub(super) fn push(&mut self, segment: Arc<Segment>) {
         self.0.push(segment);
