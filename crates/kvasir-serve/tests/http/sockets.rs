@@ -143,6 +143,12 @@ fn a_warm_up_prefills_what_a_later_response_continues() {
         let prefilled = tokens(warm, "input_tokens");
         assert!(tokens(&next, "input_tokens") > prefilled && cached + 16 > prefilled, "{next} {warm}");
     }
+    // A warm-up is no turn of its session.
+    let session = server.post("/v1/sessions", &json!({})).1["id"].clone();
+    client.send(&create(json!({"generate": false, "session": session})));
+    assert_eq!(client.events().pop().unwrap()["response"]["status"], "completed");
+    let shown = server.send("GET", &format!("/v1/sessions/{}", session.as_str().unwrap()), "", "").1;
+    assert_eq!(shown["messages"], 0, "{shown}");
     for (extra, param) in [
         (json!({"generate": "no"}), "generate"),
         (json!({"generate": false, "conversation": "ID"}), "conversation"),

@@ -146,7 +146,9 @@ impl Responses {
         }
         let id = app.new_id();
         let count = earlier.len();
-        let recorder = turn.map(|turn| {
+        let is_warm_up = socket.as_ref().is_some_and(|socket| !socket.generates);
+        // The empty answer of a warm-up is no turn.
+        let recorder = turn.filter(|_| !is_warm_up).map(|turn| {
             let messages = earlier.into_iter().chain(request.chat_messages(count)).collect();
             TurnRecorder::of_messages(turn, messages, call_prefix(&id))
         });
@@ -156,7 +158,6 @@ impl Responses {
             submit_recorded(app, key, &request.chat, "input", recorder)?
         };
         let response = initial_response(app, &request, &body.reader());
-        let is_warm_up = socket.as_ref().is_some_and(|socket| !socket.generates);
         let destination = match socket {
             _ if request.background => Destination::Background,
             _ if request.store => Destination::Store,
