@@ -74,6 +74,10 @@ fn is_option(word: &str) -> bool {
     word.len() > 1 && word.starts_with('-') && word[1..].parse::<f64>().is_err()
 }
 
+/// What to type instead of `bench` alone.
+const MEASUREMENTS: &str =
+    "name what is measured: kvasir bench pp MODEL (prefill), tg MODEL (decoding) or offline MODEL";
+
 /// The arguments of one command.
 struct Words<'a> {
     definition: &'a Command,
@@ -115,10 +119,7 @@ impl Words<'_> {
                 Meaning::Instead(why) => return Err(Failure::usage(format!("`{option}`: {why}"))),
                 Meaning::Same(ours) => {
                     let Some(own) = ours.iter().find(|own| self.has(own)) else {
-                        return Err(Failure::usage(format!(
-                            "`{option}` is --{}, which `kvasir {}` does not have",
-                            ours[0], self.name
-                        )));
+                        return Err(Failure::usage(self.lacking(option, ours[0])));
                     };
                     let value = attached.or_else(|| rest.peek().map(|next| next.as_str()));
                     if let Some((_, why)) =
@@ -149,12 +150,27 @@ impl Words<'_> {
         Ok(out)
     }
 
+    /// Why an option, whose counterpart is `ours`, cannot be given.
+    fn lacking(&self, option: &str, ours: &str) -> String {
+        match (self.name.as_str(), ours) {
+            ("bench", _) => format!("`{option}`: {MEASUREMENTS}"),
+            ("tokenize", "prompt") => {
+                format!("`{option}`: texts come from standard input: echo TEXT | kvasir tokenize MODEL")
+            }
+            (name, _) => format!("`{option}` is --{ours}, which `kvasir {name}` does not have"),
+        }
+    }
+
     fn about_models(&self) -> String {
-        let name = &self.name;
-        if self.takes_model() {
-            format!("needs a model behind it; or name it first: kvasir {name} MODEL")
-        } else {
-            format!("`kvasir {name}` takes no model")
+        match self.name.as_str() {
+            name if self.takes_model() => {
+                format!("needs a model behind it; or name it first: kvasir {name} MODEL")
+            }
+            "bench" => MEASUREMENTS.to_owned(),
+            "bench serve" => {
+                "a running server is measured, with its model: kvasir bench serve URL".to_owned()
+            }
+            name => format!("`kvasir {name}` takes no model"),
         }
     }
 }
@@ -202,6 +218,11 @@ mod tests {
             ("kvasir serve f --task embed", "of embeddings; leave it out"),
             ("kvasir models -c 4096", "--max-model-len, which `kvasir models` does not have"),
             ("kvasir models -m f", "takes no model"),
+            ("kvasir bench -m f -p 16 -n 8", "kvasir bench pp MODEL"),
+            ("kvasir bench throughput --model f", "offline MODEL"),
+            ("kvasir bench serve --model f", "kvasir bench serve URL"),
+            ("kvasir tokenize -m f -p hi", "standard input"),
+            ("kvasir chat --url http://a/v1", "at its address"),
             ("kvasir chat -m", "kvasir chat MODEL"),
             ("kvasir chat -m a -m b", "two models"),
             ("kvasir chat f -n -1", "leave it out"),

@@ -147,6 +147,14 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
     instead(&["--rope-scaling", "--rope-freq-base", "--rope-freq-scale", "--rope-scale"], OF_CONFIG),
     // Prompts and answers.
     same(&["-p"], &["prompt"]),
+    instead(
+        &["--url", "--base-url"],
+        "kvasir chat runs a model itself; the page of a server is at its address",
+    ),
+    instead(
+        &["--kv-transfer-config"],
+        "--dp N --role prefill,decode computes prompts in engines of their own",
+    ),
     instead(&["-f", "--file"], "pass the text on stdin: kvasir run MODEL 'Sum up:' < FILE"),
     ForeignOption {
         names: &["-n", "--predict", "--n-predict", "--num-predict"],
@@ -237,7 +245,6 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
         "a proxy in front of the server adds it",
     ),
     instead(&["--response-role", "--threads-http", "--log-disable", "--no-perf", "--perf"], "leave it out"),
-    instead(&["--slot-save-path"], "prefixes are cached by themselves; leave it out"),
     instead(&["--guided-decoding-backend", "--grammar-backend"], "there is one backend; leave it out"),
     instead(&["--uvicorn-log-level"], "--log-level LEVEL"),
     instead(
