@@ -33,6 +33,7 @@ const GROUPS: [Group; 16] = [
             "strip-billing-header",
             "rerank-by",
             "allow-pull",
+            "slot-save-path",
         ],
     },
     Group {

@@ -22,8 +22,8 @@ use kvasir_fleet::{
 };
 use kvasir_serve::{
     StepFeed,
-    host::{AdmissionLimits, FleetParts, Host, ReplicaObserver},
-    http::{AccessControl, App, ClientRules, Live, PublishedStreams},
+    host::{AdmissionLimits, FleetParts, Host, KvExports, ReplicaObserver},
+    http::{AccessControl, App, ClientRules, Live, PublishedStreams, SlotFiles},
     metrics::Names,
     model::{self, Card, Model},
     report::Reports,
@@ -32,6 +32,7 @@ use serde_json::Value;
 use std::{
     fs::File,
     hash::{DefaultHasher, Hash, Hasher},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -69,6 +70,8 @@ pub(crate) struct Service {
     pub(crate) streams: PublishedStreams,
     /// The tokenizer processes to start, if any.
     pub(crate) tokenizers: Option<TokenizerStart>,
+    /// Where slots are saved, if they are.
+    pub(crate) slot_directory: Option<PathBuf>,
 }
 
 impl Service {
@@ -89,6 +92,7 @@ impl Service {
             kv_events: None,
             streams: PublishedStreams::default(),
             tokenizers: None,
+            slot_directory: None,
         }
     }
 }
@@ -127,6 +131,7 @@ impl Started {
         } else {
             (opened, None)
         };
+        let weights = service.slot_directory.is_some().then(|| opened.weights_fingerprint());
         let ready = ReadyEngine::new(model, opened, &config, service.warms_up, Peers::None)?;
         let ReadyEngine { engine, loaded, facts, setup } = ready;
         let (feed, observer) = StepFeed::new();
@@ -134,6 +139,12 @@ impl Started {
         if service.kv_events.is_some() {
             record_kv_events(&mut engine, "--kv-events")?;
         }
+        let slot_files = service.slot_directory.clone().zip(weights).map(|(directory, weights)| {
+            let exports = KvExports::of(&mut engine);
+            let exports = exports.map_err(|error| Failure::usage(format!("--slot-save-path: {error}")))?;
+            Ok::<_, Failure>(SlotFiles::new(directory, loaded.kv_identity(weights), exports))
+        });
+        let slot_files = slot_files.transpose()?;
         let prefill = service.shows_progress.then(|| {
             let (progress, observer) = PrefillProgress::of(&loaded);
             engine.add_observer(observer);
@@ -161,6 +172,7 @@ impl Started {
         let host = host.map_err(Failure::failed)?;
         let ranks = facts.rank_config(None, streams);
         let live = Live { feed, ranks, setup: Value::Object(setup) };
+        let rules = ClientRules { slot_files, ..rules };
         let app = App::new(Arc::new(served), host, access, live, names, rules);
         Ok(Self { app, name, facts, prefill, warning: None, tokenizers })
     }
@@ -334,7 +346,7 @@ pub(crate) fn build_model(
         sampling: defaults.map_or(sampling, |defaults| defaults.applied_to(sampling)),
         seed: defaults.and_then(SamplingDefaults::seed),
         drafter: opened.speculation().map(Speculation::name),
-        card: card(&ModelCard::of(opened)),
+        card: card(opened),
         prefix_salt: Box::new(move |final_len| program.prefix_salt(final_len)),
     };
     let files = opened.text_files()?;
@@ -343,8 +355,11 @@ pub(crate) fn build_model(
     Ok(Model::new(name, sampling_args.configure(chat)?, facts))
 }
 
-fn card(card: &ModelCard) -> Card {
+fn card(opened: &OpenedModel) -> Card {
+    let card = ModelCard::of(opened);
+    let file = opened.checkpoint.path().file_name().unwrap_or_default();
     Card {
+        file: file.to_string_lossy().into_owned(),
         family: card.architecture.clone(),
         format: card.format.clone(),
         parameters: card.parameters,

@@ -300,6 +300,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("serve", "presence-penalty", "| --presence-penalty 3"),
     ("serve", "frequency-penalty", "| --frequency-penalty 3"),
     ("serve", "seed", "| --seed x"),
+    ("serve", "slot-save-path", "@ serve/slots.rs"),
     ("serve", "*", "@"),
     // sim and bench serve.
     ("sim", "workload", "sim --json || sim --workload steady --requests 2 --json"),

@@ -122,6 +122,14 @@ impl ApiError {
         Self { detail: Some(Detail::Overflow(overflow)), ..Self::too_long(param, message) }
     }
 
+    /// For an input that is no prompt. Clients look for these words of llama.cpp's server.
+    pub(crate) fn of_input(self) -> Self {
+        if self.code != Some(CONTEXT_EXCEEDED) {
+            return self;
+        }
+        Self { message: format!("the input is too large: {}", self.message), ..self }
+    }
+
     /// 400: Anthropic's threads are unsupported, in the form that makes its SDKs' tool runners
     /// continue without them.
     pub fn no_threads() -> Self {

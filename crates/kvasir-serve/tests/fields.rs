@@ -420,7 +420,6 @@ fn every_endpoint_with_a_body_has_its_table() {
         "/v1/responses/{id}/cancel",
         "/v1/admin/replicas/{id}/drain",
         "/v1/admin/replicas/{id}/restart",
-        "/slots/{id}",
     ];
     for endpoint in ENDPOINTS {
         let takes_body = match endpoint.path {

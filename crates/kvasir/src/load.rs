@@ -14,6 +14,7 @@ use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::Program;
 use kvasir_sim::{Paced, Preset, TokenList};
 use std::sync::{Arc, Mutex, PoisonError};
+use xxhash_rust::xxh64::xxh64;
 
 impl OpenedModel {
     /// Prepares the weights for a backend.
@@ -148,6 +149,14 @@ impl LoadedModel {
             Weights::Cpu(model) => Some((model.threads().len(), model.precision())),
             Weights::Plain(_) | Weights::Sim(..) => None,
         }
+    }
+
+    /// A hash of what decides the numbers of K and V: the version, the
+    /// [weights](OpenedModel::weights_fingerprint) and the arithmetic. Stable: files may store it.
+    pub fn kv_identity(&self, weights_fingerprint: u64) -> u64 {
+        let precision = self.arithmetic().map(|(_, precision)| precision);
+        let version = env!("CARGO_PKG_VERSION");
+        xxh64(format!("{version} {weights_fingerprint} {precision:?}").as_bytes(), 0)
     }
 
     /// Default K/V data type of engines and sessions.

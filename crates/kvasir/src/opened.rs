@@ -12,6 +12,7 @@ use kvasir_program::{Model, Program, Source};
 use kvasir_sim::TokenList;
 use serde_json::Value as Json;
 use std::{collections::HashSet, path::Path, sync::Arc};
+use xxhash_rust::xxh64::xxh64;
 
 /// A checkpoint with its programs, validated against each other. Weights are not unpacked yet.
 pub struct OpenedModel {
@@ -114,6 +115,13 @@ impl OpenedModel {
     /// Program and weights of the draft model, if [`speculate`](Self::speculate) opened one.
     pub fn draft(&self) -> Option<(&Program, &Checkpoint)> {
         self.draft.as_ref().map(|draft| (draft.program(), &draft.checkpoint))
+    }
+
+    /// A hash of the model and of its draft model ([`Checkpoint::fingerprint`]). Stable: files may
+    /// store it. Must be called before the model is loaded, which takes the draft model.
+    pub fn weights_fingerprint(&self) -> u64 {
+        let draft = self.draft.as_ref().map(|draft| draft.checkpoint.fingerprint());
+        xxh64(format!("{} {draft:?}", self.checkpoint.fingerprint()).as_bytes(), 0)
     }
 
     /// Bytes of all weights as stored, with those of the draft model. Shared tensors count once.

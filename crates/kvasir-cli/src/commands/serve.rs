@@ -1,6 +1,7 @@
 //! `kvasir serve`: HTTP server options, startup, listeners and graceful shutdown.
 
 use crate::chat::statistics::plural;
+use crate::commands::serve::shutdown::{shutdown_signal, stopped, stopping};
 use crate::commands::{CommandLine, tokenizer, worker};
 use crate::config::holds_secrets;
 use crate::doctor::forecast::Forecast;
@@ -11,6 +12,7 @@ use crate::options::fleet::FleetArgs;
 use crate::options::host::host;
 use crate::options::keys::{Access, KeyArgs, unknown_limit};
 use crate::options::kv_events::KvEventArgs;
+use crate::options::limits::LimitArgs;
 use crate::options::model::ModelArgs;
 use crate::options::reports::{ReportArgs, log, log_info, log_warning};
 use crate::options::rules::rule;
@@ -39,6 +41,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::signal;
+
+mod shutdown;
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -76,6 +80,9 @@ pub(crate) struct Args {
     kv_events: KvEventArgs,
     #[command(flatten)]
     limits: LimitArgs,
+    /// Directory of the files of POST /slots/ID?action=save and restore, which hold the tokens of a slot with their K and V; API keys with a name have a folder each in it [default: slots are not saved]
+    #[arg(long, env = "KVASIR_SLOT_SAVE_PATH", value_name = "DIRECTORY")]
+    slot_save_path: Option<PathBuf>,
     #[command(flatten)]
     reports: ReportArgs,
     /// PEM file of the certificate chain; enables TLS; SIGHUP reloads it and its key
@@ -84,7 +91,7 @@ pub(crate) struct Args {
     /// PEM file of the private key
     #[arg(long, env = "KVASIR_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Export metrics under the names of another server: vllm
+    /// Export metrics under the names of another server: vllm in place of kvasir's, llama.cpp beside them
     #[arg(long, value_enum, env = "KVASIR_METRICS_ALIAS", value_name = "SERVER")]
     metrics_alias: Option<Alias>,
     /// Seconds that running answers may take after SIGTERM
@@ -97,54 +104,11 @@ const PROBES: usize = 32;
 /// Read and idle timeout of probe connections.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is turned away with 429 or 503.
-#[derive(clap::Args, Clone)]
-struct LimitArgs {
-    /// Maximum open requests, running and queued; further ones get 429
-    #[arg(long, default_value_t = 1024, env = "KVASIR_MAX_REQUESTS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_requests: u32,
-    /// Maximum open requests per API key [default: no further limit]
-    #[arg(long, env = "KVASIR_MAX_REQUESTS_PER_KEY", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_requests_per_key: Option<u32>,
-    /// Maximum tokens of open requests, prompts and answers together; further ones get 429 [default: eight pools]
-    #[arg(long, env = "KVASIR_MAX_REQUEST_TOKENS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    max_request_tokens: Option<u64>,
-    /// Requests and tokens per minute of an API key by its name in --api-key-file, * for all others: NAME:REQUESTS,TOKENS; may be given several times; further requests get 429
-    #[arg(long, env = "KVASIR_RATE_LIMIT", value_name = "NAME:REQUESTS,TOKENS")]
-    rate_limit: Vec<String>,
-    /// Largest `priority` that requests get, with --order priority [default: no limit]
-    #[arg(long, env = "KVASIR_MAX_PRIORITY", value_name = "N", allow_negative_numbers = true)]
-    max_priority: Option<i32>,
-    /// Maximum open connections; further ones get 503
-    #[arg(long, default_value_t = 4096, env = "KVASIR_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_connections: u32,
-    /// Maximum open connections per client address, or IPv6 network of 64 bits; this machine's are not limited [default: half of --max-connections]
-    #[arg(long, env = "KVASIR_MAX_CONNECTIONS_PER_PEER", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_connections_per_peer: Option<u32>,
-    /// Timeout in seconds for reading a request, for writing to a slow client, and for idle connections
-    #[arg(long, default_value_t = 30, env = "KVASIR_CLIENT_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
-    client_timeout: u32,
-    /// Seconds without a completed step, while requests are open, after which /health fails; with --dp, an engine that completes no step for this time (at least 3 s) is killed, and its requests continue on another engine
-    #[arg(long, default_value_t = 120, env = "KVASIR_STEP_TIMEOUT", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
-    step_timeout: u32,
-}
-
-impl LimitArgs {
-    fn allowance(&self, slots: u32, max_len: u32, key_shares: bool) -> AdmissionLimits {
-        let answers = self.max_requests as usize;
-        AdmissionLimits {
-            answers,
-            answers_per_key: self.max_requests_per_key.map_or(answers, |n| n as usize),
-            // A request of maximum length always fits.
-            tokens: self.max_request_tokens.unwrap_or(8 * u64::from(slots)).max(max_len.into()),
-            key_shares,
-        }
-    }
-}
-
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Alias {
     Vllm,
+    #[value(name = "llama.cpp")]
+    LlamaCpp,
 }
 
 impl Args {
@@ -243,6 +207,15 @@ impl Args {
             "--ep on cannot be combined with --backend sim: it has no experts".into()
         })?;
         self.kv_events.check(self.fleet.replicas().unwrap_or(1))?;
+        if let Some(directory) = &self.slot_save_path {
+            rule(self.fleet.replicas().is_none(), || {
+                "--slot-save-path cannot be combined with --dp and --tp: K and V are in other processes"
+                    .into()
+            })?;
+            rule(directory.is_dir(), || {
+                format!("--slot-save-path {}: there is no such directory", directory.display())
+            })?;
+        }
         let keys = self.key_args.keys()?;
         if self.limits.max_priority.is_some() && !self.options.orders_by_priority() {
             return Err(Failure::usage("--max-priority needs --order priority"));
@@ -335,8 +308,13 @@ impl Args {
             kv_events: None,
             streams: PublishedStreams::default(),
             tokenizers: None,
+            slot_directory: self.slot_save_path.clone(),
             access,
-            names: self.metrics_alias.map_or(Names::Own, |Alias::Vllm| Names::Vllm),
+            names: match self.metrics_alias {
+                None => Names::Own,
+                Some(Alias::Vllm) => Names::Vllm,
+                Some(Alias::LlamaCpp) => Names::LlamaCpp,
+            },
             reports: reports.clone(),
             timeout: Duration::from_secs(limits.step_timeout.into()),
             rules: self.client_rules.rules(limits.max_priority),
@@ -490,25 +468,6 @@ fn start_loads(
     started.map_err(Failure::failed)
 }
 
-/// Says that the server is about to stop, with `open` answers under way.
-fn stopping(open: u64, grace: u64) -> String {
-    match (open, grace) {
-        (0, _) => "stopping".into(),
-        (_, 0) => format!("stopping; --grace 0 cuts {}", plural(open, "answer")),
-        (1, _) => format!("stopping when 1 answer has ended, within {grace} s; again stops now"),
-        _ => format!("stopping when {open} answers have ended, within {grace} s; again stops now"),
-    }
-}
-
-/// Says that the server has stopped, after it cut `cut` answers.
-fn stopped(cut: u64) -> String {
-    match cut {
-        0 => "stopped".into(),
-        1 => "stopped; 1 answer was cut, and --grace gives it longer".into(),
-        _ => format!("stopped; {cut} answers were cut, and --grace gives them longer"),
-    }
-}
-
 fn listen(
     address: SocketAddr,
     max_connections: usize,
@@ -523,33 +482,8 @@ fn cannot_listen(address: SocketAddr, error: &io::Error, option: &str) -> Failur
     Failure::failed(format!("cannot listen on {address}: {error}; {option} and --host take another place"))
 }
 
-async fn shutdown_signal() {
-    let interrupt = signal::ctrl_c();
-    match signal::unix::signal(signal::unix::SignalKind::terminate()) {
-        Ok(mut terminate) => {
-            tokio::select! {
-                _ = interrupt => {}
-                _ = terminate.recv() => {}
-            }
-        }
-        // Without a handler, the signal terminates the process by default.
-        Err(_) => std::future::pending().await,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn messages_at_the_end_count_answers_and_seconds() {
-        let lines = [stopping(0, 30), stopping(1, 30), stopping(2, 1), stopping(1, 0)];
-        let parts =
-            ["stopping", "1 answer has ended, within 30 s", "2 answers have", "--grace 0 cuts 1 answer"];
-        assert!(lines.iter().zip(parts).all(|(line, part)| line.contains(part)), "{lines:?}");
-        assert!(stopped(1).contains("1 answer was cut") && stopped(2).contains("2 answers were cut"));
-    }
-
     /// `--print-config` belongs to no run of a server.
     #[test]
     fn every_option_has_an_environment_variable() {

@@ -67,6 +67,7 @@ impl ClientRuleArgs {
                 RerankBy::Prompt => Scoring::Prompt { instruction: None },
             },
             fetch_model: self.allow_pull.then_some(fetch_model as FetchModel),
+            slot_files: None,
         }
     }
 }

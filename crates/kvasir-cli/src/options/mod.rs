@@ -7,6 +7,7 @@ pub(crate) mod host;
 pub(crate) mod hub_fetch;
 pub(crate) mod keys;
 pub(crate) mod kv_events;
+pub(crate) mod limits;
 pub(crate) mod machine_file;
 pub(crate) mod model;
 pub(crate) mod policy;

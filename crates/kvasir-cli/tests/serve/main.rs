@@ -19,6 +19,7 @@ mod operations;
 mod ranks;
 mod sampling;
 mod server;
+mod slots;
 mod speculation;
 mod storm;
 mod tokenizers;

@@ -36,12 +36,19 @@ impl Default for AdmissionLimits {
 }
 
 impl AdmissionLimits {
-    /// How many requests of at most `tokens` tokens one key may have open at once.
-    pub(crate) fn at_once(&self, tokens: u64) -> usize {
+    /// How many requests of at most `tokens` tokens a key may have open at once, if no other key has
+    /// any.
+    pub(crate) fn at_once(&self, key: u64, tokens: u64) -> usize {
         let by_tokens = usize::try_from(self.tokens / tokens.max(1)).unwrap_or(usize::MAX);
         let all = self.answers.min(by_tokens);
-        let limit = if self.key_shares { (all / 4 * 3).max(1) } else { all };
+        let limit = if self.shares_with(key) { (all / 4 * 3).max(1) } else { all };
         limit.min(self.answers_per_key)
+    }
+
+    /// Whether dynamic thresholds limit this key. Key 0 stands for all clients of a server without
+    /// API keys.
+    fn shares_with(&self, key: u64) -> bool {
+        self.key_shares && key != 0
     }
 
     /// Rejects a request that can never fit: `n` answers to each of `prompts` prompts, `tokens` in
@@ -165,8 +172,7 @@ impl Clients {
             );
             return Err((Rejected::TokensWaiting, why));
         }
-        // Key 0 stands for all clients of a server without API keys.
-        let is_limited = limits.key_shares && key != 0 && own.answers > 0;
+        let is_limited = limits.shares_with(key) && own.answers > 0;
         let is_above_threshold =
             |held: u64, free: u64| is_limited && held > THRESHOLD_FACTOR.saturating_mul(free);
         let free = limits.answers - self.by_tag.len() - n;
@@ -246,6 +252,10 @@ mod tests {
         assert_eq!(greedy(AdmissionLimits { key_shares: false, ..limits }, &[1, 2]), [35, 35]);
         let few_tokens = AdmissionLimits { answers: 1000, tokens: 700, ..limits };
         assert_eq!((greedy(few_tokens, &[1]), greedy(few_tokens, &[1, 2])), (vec![52], vec![30, 30]));
+        for key in [0, 1] {
+            let at_once = limits.at_once(key, 10);
+            assert!((at_once..at_once + 4).contains(&greedy(limits, &[key])[0]), "{key}: {at_once}");
+        }
         let one = AdmissionLimits { answers: 1, ..limits };
         assert_eq!(greedy(one, &[1]), [1], "a key without answers may take all");
     }

@@ -20,7 +20,7 @@ use crate::host::retained_sessions::RetainedSessions;
 use crate::host::stall_detector::{StallDetector, StallObserver};
 use crate::metrics::{Metrics, Rejected};
 use crate::report::sinks::Reports;
-use kvasir_engine::{Engine, Exit, Message, ReplicaPhase, Replicas, Request, Serving, SessionId};
+use kvasir_engine::{Engine, Exit, KvImport, Message, ReplicaPhase, Replicas, Request, Serving, SessionId};
 use kvasir_exec::Executor;
 use std::{
     any::Any,
@@ -92,7 +92,8 @@ impl Host {
         let engine = engine.observe(metrics.engine.observer()).observe(stalls).observe(drafts);
         let cut_obstacle = engine.core().cut_obstacle().map(|why| why.to_string());
         let engine = wrap(Box::new(engine));
-        Self::serve(engine, cut_obstacle, None, limits, (metrics, reports, stall_detector))
+        let observers = Observers { metrics, reports, stall_detector };
+        Self::serve(engine, cut_obstacle, None, limits, observers)
     }
 
     /// Starts a host whose engines run in other processes (data parallelism).
@@ -103,7 +104,8 @@ impl Host {
     ) -> std::io::Result<Arc<Self>> {
         let FleetParts { serving, replicas, cut_obstacle, metrics } = fleet;
         let ReplicaObserver { metrics, stall_detector } = metrics;
-        Self::serve(serving, cut_obstacle, Some(replicas), limits, (metrics, reports, stall_detector))
+        let observers = Observers { metrics, reports, stall_detector };
+        Self::serve(serving, cut_obstacle, Some(replicas), limits, observers)
     }
 
     /// Runs an engine or a fleet on a thread of its own.
@@ -112,8 +114,9 @@ impl Host {
         cut_obstacle: Option<String>,
         replicas: Option<Arc<dyn Replicas>>,
         limits: AdmissionLimits,
-        (metrics, reports, stall_detector): (Arc<Metrics>, Arc<Reports>, Arc<StallDetector>),
+        observers: Observers,
     ) -> std::io::Result<Arc<Self>> {
+        let Observers { metrics, reports, stall_detector } = observers;
         let (inbox, messages) = mpsc::channel();
         let host = Arc::new(Self {
             inbox,
@@ -149,9 +152,9 @@ impl Host {
         Ok(host)
     }
 
-    /// How many requests of at most `tokens` tokens the admission limits allow at once.
-    pub(crate) fn at_once(&self, tokens: u64) -> usize {
-        self.limits.at_once(tokens)
+    /// How many requests of at most `tokens` tokens the admission limits allow a key at once.
+    pub(crate) fn at_once(&self, key: u64, tokens: u64) -> usize {
+        self.limits.at_once(key, tokens)
     }
 
     /// Submits requests of one API key, each with `n` answers; returns a stream per answer, request
@@ -334,9 +337,22 @@ impl Host {
         let _ = self.send_message(Message::EndSession(session));
     }
 
+    /// Adds K/V blocks to the prefix cache of an engine in this process, before it handles requests
+    /// that are submitted later. Whether it stored them, a hit of such a request tells.
+    pub(crate) fn import_kv(&self, import: KvImport) -> Result<(), ApiError> {
+        self.send_message(Message::Import(Box::new(import)))
+    }
+
     fn send_message(&self, message: Message) -> Result<(), ApiError> {
         if self.inbox.send(message).is_ok() && self.exit().is_none() { Ok(()) } else { Err(stopped()) }
     }
+}
+
+/// What records the progress of an engine, and the outcome of its requests.
+struct Observers {
+    metrics: Arc<Metrics>,
+    reports: Arc<Reports>,
+    stall_detector: Arc<StallDetector>,
 }
 
 /// What a [`Host`] needs to serve with engines in other processes.
@@ -404,6 +420,11 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
+    /// The tag of its request.
+    pub(crate) fn tag(&self) -> u64 {
+        self.tag
+    }
+
     /// Waits for more output and swaps it into `output`; a backlog arrives at once. Fails if
     /// the engine has stopped, or if the backlog exceeded its memory budget.
     pub async fn next(&mut self, output: &mut RequestOutput) -> Result<(), ApiError> {

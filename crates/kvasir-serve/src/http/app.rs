@@ -10,12 +10,14 @@ use crate::http::access::AccessControl;
 use crate::http::erasures::Erasures;
 use crate::http::model_fetcher::{FetchModel, ModelFetcher};
 use crate::http::rank_config::RankConfig;
+use crate::http::slot_files::SlotFiles;
 use crate::metrics::prometheus::Names;
 use crate::model::Model;
 use crate::request::rerank::Scoring;
 use crate::session::conversations::Conversations;
 use crate::session::pins::Pins;
 use crate::session::responses::ResponseStore;
+use crate::session::slots::Slots;
 use crate::session::store::Sessions;
 use crate::work_pool::{fair_queue::Cost, pool::WorkPool};
 use kvasir_engine::RankLoad;
@@ -42,6 +44,7 @@ pub struct App {
     pub(super) sessions: Arc<Sessions>,
     pub(super) pins: Pins,
     pub(super) erasures: Erasures,
+    pub(super) slots: Arc<Slots>,
     pub(super) responses: ResponseStore,
     pub(super) fetcher: ModelFetcher,
     pub(super) conversations: Conversations,
@@ -70,6 +73,8 @@ pub struct ClientRules {
     pub scoring: Scoring,
     /// Fetches models for `/api/pull`; `None` refuses to.
     pub fetch_model: Option<FetchModel>,
+    /// Files of saved slots; `None` saves none.
+    pub slot_files: Option<SlotFiles>,
 }
 
 impl Default for ClientRules {
@@ -81,6 +86,7 @@ impl Default for ClientRules {
             max_priority: i32::MAX,
             scoring: Scoring::Embeddings,
             fetch_model: None,
+            slot_files: None,
         }
     }
 }
@@ -117,6 +123,7 @@ impl App {
             sessions,
             pins: Pins::default(),
             erasures: Erasures::default(),
+            slots: Arc::default(),
             responses: ResponseStore::default(),
             fetcher: ModelFetcher::new(rules.fetch_model),
             conversations: Conversations::default(),

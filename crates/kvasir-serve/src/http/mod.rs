@@ -2,8 +2,8 @@
 //! Anthropic-compatible APIs.
 //!
 //! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared
-//! state) with `rank_config`, `submission`, `erasures`, `model_names`, `model_fetcher` and `session_turns`,
-//! `body`, `query`, `answers` (from tokens to increments), `api` (one file per endpoint),
+//! state) with `rank_config`, `submission`, `erasures`, `model_names`, `model_fetcher`, `session_turns`,
+//! `slot_files` and `slot_transfer`, `body`, `query`, `answers` (from tokens to increments), `api` (one file per endpoint),
 //! `middleware`, `router` with `missing_route`, `connections`, `loading`, `server`. Each handler
 //! parses and validates its body, submits an engine request, drops the body, and then writes the
 //! response as JSON or SSE.
@@ -26,6 +26,8 @@ pub(crate) mod rank_config;
 pub(crate) mod router;
 pub(crate) mod server;
 mod session_turns;
+pub(crate) mod slot_files;
+mod slot_transfer;
 mod submission;
 pub(crate) mod transport;
 
@@ -40,6 +42,7 @@ pub use crate::http::loading::Loading;
 pub use crate::http::model_fetcher::{FetchModel, FetchedFile};
 pub use crate::http::rank_config::{PublishedStreams, RankConfig};
 pub use crate::http::server::{Probes, serve, start_probes};
+pub use crate::http::slot_files::SlotFiles;
 pub use crate::http::transport::limit_listener::LimitListener;
 pub use crate::http::transport::tls::TlsFiles;
 pub use tokio_rustls::TlsAcceptor;

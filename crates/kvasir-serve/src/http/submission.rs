@@ -39,7 +39,8 @@ impl App {
             self.model.chat.require_logits("probability")?;
         }
         let mut params = self.params(fields, limit, key)?;
-        params.salt = self.prefix_salt(key, fields, used.saturating_add(params.max_tokens));
+        let final_len = used.saturating_add(params.max_tokens);
+        params.salt = self.prefix_salt(key, fields.cache_salt.as_deref(), final_len);
         // Checked before streaming starts, so that the error has an HTTP status.
         params.check().map_err(refused)?;
         let tokens = self.charged_tokens(used, &params, fields);
@@ -119,10 +120,10 @@ impl App {
     }
 
     /// The salt isolates prefix caches by key: no hits, and no timing side channel, across keys.
-    fn prefix_salt(&self, key: u64, fields: &SamplingFields, final_len: u32) -> u64 {
+    pub(super) fn prefix_salt(&self, key: u64, cache_salt: Option<&str>, final_len: u32) -> u64 {
         let facts = &self.model.facts;
         let of_model = (facts.prefix_salt)(final_len.min(facts.max_len));
-        self.salt(key, fields.cache_salt.as_deref()) << 1 | of_model
+        self.salt(key, cache_salt) << 1 | of_model
     }
 
     /// The hash of a key, the request's `cache_salt` and the key's erasure count; 0 without any.

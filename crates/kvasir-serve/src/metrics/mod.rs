@@ -5,6 +5,7 @@
 
 mod deferral_group;
 pub(crate) mod engine_metrics;
+mod llama_cpp;
 pub(crate) mod page;
 pub(crate) mod per_key;
 pub(crate) mod process;
@@ -17,7 +18,7 @@ use crate::metrics::engine_metrics::ReplicaMetrics;
 use crate::metrics::per_key::{KeyMetrics, PerKey};
 pub use crate::metrics::prometheus::Names;
 use crate::metrics::prometheus::{
-    COUNT_BUCKETS, Counter, Histogram, NANOS_PER_SECOND, REQUEST_BUCKETS, TOKEN_BUCKETS,
+    COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, REQUEST_BUCKETS, TOKEN_BUCKETS,
 };
 use kvasir_engine::{Finish, Nanos, RankLoad, Refusal, Summary};
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub struct Metrics {
     /// Metrics by replica, if engines run in other processes.
     pub(crate) replicas: Option<ReplicaMetrics>,
     prompt_tokens: Counter,
+    /// Tokens of the longest sequence.
+    longest: Gauge,
     finished: [Counter; FINISHED.len()],
     rejected: [Counter; REJECTED.len()],
     ttft: Histogram,
@@ -71,6 +74,7 @@ impl Default for Metrics {
             engine: Arc::default(),
             replicas: None,
             prompt_tokens: Counter::default(),
+            longest: Gauge::default(),
             finished: Default::default(),
             rejected: Default::default(),
             ttft: long(),
@@ -178,5 +182,6 @@ impl Metrics {
         self.prompts.observe(summary.prompt.into());
         self.answers.observe(summary.outputs.into());
         self.prompt_tokens.add(summary.prompt.into());
+        self.longest.raise(u64::from(summary.prompt) + u64::from(summary.outputs));
     }
 }

@@ -3,7 +3,7 @@
 //! The gauges that the schedulers of llm-d and of the Gateway API inference extension read are also
 //! exported under vLLM's names, because these schedulers treat a pod without an engine label as
 //! vLLM. They read the first sample of a family, so each of these gauges has one sample, summed
-//! over all replicas.
+//! over all replicas. With `--metrics-alias llama.cpp`, the families of its server follow.
 
 use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
@@ -40,11 +40,14 @@ impl Metrics {
         self.histograms(&mut page);
         let TextExposition { mut text, .. } = page;
         let mut aliases = TextExposition::new(Names::Vllm.prefix(), model);
-        if names == Names::Own {
+        if names != Names::Vllm {
             self.scheduler_gauges(&mut aliases);
         }
         adapter_info(&mut aliases);
         text.push_str(&aliases.text);
+        if names == Names::LlamaCpp {
+            text.push_str(&self.llama_cpp_families());
+        }
         text
     }
 
@@ -311,13 +314,14 @@ mod tests {
     #[test]
     fn every_metric_family_appears_once_per_naming() {
         let metrics = Metrics::default();
-        for (names, prefix) in [(Names::Own, "kvasir:"), (Names::Vllm, "vllm:")] {
+        let all = [(Names::Own, "kvasir:"), (Names::Vllm, "vllm:"), (Names::LlamaCpp, "kvasir:")];
+        for (names, prefix) in all {
             let replica = ReplicaStatus { role: Role::Prefill, ..ReplicaStatus::default() };
             let processes = ProcessStatus { replicas: &[replica], tokenizers: &[TokenizerStatus::default()] };
             let text = metrics.page(names, "m", 3, processes);
             let mut families: Vec<&str> =
                 text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-            let is_alias = |family: &str| family.starts_with("vllm:");
+            let is_alias = |family: &str| family.starts_with("vllm:") || family.starts_with("llamacpp:");
             assert!(families.iter().all(|family| family.starts_with(prefix) || is_alias(family)));
             for expected in [
                 "num_requests_running",

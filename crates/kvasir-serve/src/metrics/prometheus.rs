@@ -34,6 +34,11 @@ impl Gauge {
         self.0.store(n, Ordering::Relaxed);
     }
 
+    /// Sets it to `n` if it is lower.
+    pub(crate) fn raise(&self, n: u64) {
+        self.0.fetch_max(n, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -119,6 +124,11 @@ impl Histogram {
         self.sum.fetch_add(value, Ordering::Relaxed);
     }
 
+    /// The sum of all values.
+    pub(super) fn sum(&self) -> f64 {
+        self.sum.load(Ordering::Relaxed) as f64 / self.per
+    }
+
     pub(super) fn cells(&self) -> impl Iterator<Item = &AtomicU64> {
         self.counts.iter().chain([&self.sum])
     }
@@ -132,12 +142,14 @@ pub enum Names {
     Own,
     /// `vllm:`, for gateways and dashboards made for vLLM.
     Vllm,
+    /// `kvasir:`, and the families of llama.cpp's server under its names.
+    LlamaCpp,
 }
 
 impl Names {
     pub(super) fn prefix(self) -> &'static str {
         match self {
-            Self::Own => "kvasir:",
+            Self::Own | Self::LlamaCpp => "kvasir:",
             Self::Vllm => "vllm:",
         }
     }

@@ -38,6 +38,8 @@ pub struct Card {
     pub bytes: u64,
     /// When its file was written.
     pub modified: SystemTime,
+    /// Name of its file or folder.
+    pub file: String,
 }
 
 impl Default for Card {
@@ -50,6 +52,7 @@ impl Default for Card {
             quantization: text(),
             bytes: 0,
             modified: SystemTime::UNIX_EPOCH,
+            file: text(),
         }
     }
 }

@@ -71,6 +71,8 @@ pub struct ChatRequest {
     pub chat_template: Option<String>,
     /// Whether the response has timings.
     pub timings: bool,
+    /// Whether the response has the rendered prompt (`__verbose`).
+    pub verbose: bool,
     /// Prefixes whose K/V outlives unmarked K/V.
     pub cache_marks: Vec<CacheMark>,
 }
@@ -135,6 +137,7 @@ impl ChatRequest {
             echo: body.flag("echo", false)?,
             chat_template: body.text("chat_template")?.filter(|text| !text.is_empty()).map(str::to_owned),
             timings: body.flag("timings_per_token", false)?,
+            verbose: body.flag("verbose", false)?,
             cache_marks: Vec::new(),
         })
     }

@@ -8,7 +8,7 @@ use crate::request::fields::{
     CONVERSATIONS, COUNT_TOKENS, CUT, DETOKENIZE, EMBEDDINGS, FORK, INFILL, LLAMA_COMPLETION,
     LLAMA_EMBEDDING, MATH, MESSAGES, OLLAMA_CHAT, OLLAMA_COPY, OLLAMA_CREATE, OLLAMA_DELETE, OLLAMA_EMBED,
     OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, OLLAMA_PULL, OLLAMA_PUSH, OLLAMA_SHOW, RERANK, RESPONSES, REWIND,
-    SCORE, SESSIONS, TOKENIZE,
+    SCORE, SESSIONS, SLOT_ACTION, TOKENIZE,
 };
 
 /// An endpoint as documented to clients.
@@ -119,7 +119,7 @@ pub const ENDPOINTS: &[Endpoint] = &[
     post("/apply-template", "The prompt of a chat, as llama.cpp has it", APPLY_TEMPLATE),
     get("/props", "llama.cpp's properties of the server"),
     get("/slots", "llama.cpp's list of running requests"),
-    post("/slots/{id}", "Erases the cached prefixes of the key, as llama.cpp does those of a slot", &[]),
+    post("/slots/{id}", "Saves, restores or erases a slot, as llama.cpp does", SLOT_ACTION),
     post("/api/chat", "Ollama's chat", OLLAMA_CHAT),
     post("/api/generate", "Ollama's completion", OLLAMA_GENERATE),
     post("/api/embed", "Ollama's embeddings", OLLAMA_EMBED),

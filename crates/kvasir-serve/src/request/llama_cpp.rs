@@ -77,6 +77,7 @@ impl LlamaCppRequest {
             ("json_schema", "json_schema"),
             ("return_progress", "return_progress"),
             ("post_sampling_probs", "post_sampling_probs"),
+            ("id_slot", "id_slot"),
         ]
         .into_iter()
         .chain(SAMPLERS.iter().map(|field| (field.name, field.name)))

@@ -107,6 +107,7 @@ impl MessagesRequest {
                 echo: false,
                 chat_template: None,
                 timings: false,
+                verbose: false,
                 cache_marks,
             },
         })

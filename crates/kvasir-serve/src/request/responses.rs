@@ -141,6 +141,7 @@ impl ResponsesRequest {
             echo: false,
             chat_template: None,
             timings: body.flag("timings_per_token", false)?,
+            verbose: false,
             cache_marks: Vec::new(),
             sampling,
         };

@@ -62,6 +62,8 @@ pub struct SamplingFields {
     pub prompt_logprobs: Option<u32>,
     /// Isolates its prefix cache entries from other requests'.
     pub cache_salt: Option<String>,
+    /// The slot to run in (`id_slot`); `None` lets the server choose.
+    pub slot: Option<u32>,
     /// The only ids that may be sampled; empty allows all.
     pub allowed_token_ids: Vec<u32>,
     /// Texts whose token sequences are never generated.
@@ -116,6 +118,7 @@ impl SamplingFields {
                 .map_or(0, |p| p as i32),
             prompt_logprobs: prompt_logprobs(body)?,
             cache_salt: body.text("cache_salt")?.map(str::to_owned),
+            slot: body.integer("id_slot", -1..=i64::from(i32::MAX))?.and_then(|slot| slot.try_into().ok()),
             allowed_token_ids: allowed_token_ids(body, vocab)?,
             bad_words: bad_words(body)?,
             truncate_prompt: truncate_prompt(body)?,

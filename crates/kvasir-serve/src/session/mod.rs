@@ -8,6 +8,7 @@ pub(crate) mod pins;
 pub(crate) mod recorder;
 pub(crate) mod responses;
 pub(crate) mod shared_memory;
+pub(crate) mod slots;
 pub(crate) mod store;
 
 pub use crate::session::store::{

@@ -26,6 +26,7 @@ mod request_work;
 mod server;
 mod server_info;
 mod sessions;
+mod slots;
 mod slow_readers;
 mod sockets;
 mod speculation;

@@ -15,10 +15,10 @@ use kvasir_kv::{CacheConfig, CacheKind, build};
 use kvasir_sample::Sampling;
 use kvasir_serve::{
     StepFeed,
-    host::{AdmissionLimits, Host},
+    host::{AdmissionLimits, Host, KvExports},
     http::{
-        AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, Loading, RankConfig, serve,
-        start_probes,
+        AccessControl, ApiKey, App, ClientRules, Keys, LimitListener, Live, Loading, RankConfig, SlotFiles,
+        serve, start_probes,
     },
     metrics::Names,
     model::{Card, Facts, Model},
@@ -84,19 +84,26 @@ impl Server {
         access: AccessControl,
         step_timeout: Duration,
     ) -> Self {
-        Self::built(device, kind, slots, access, step_timeout, model(LONGEST.min(slots), None))
+        Self::built(device, kind, slots, access, step_timeout, model(LONGEST.min(slots), None), None)
     }
 
     /// A server of 512 slots, whose model this changes.
     pub(crate) fn serving(change: impl FnOnce(Model) -> Model) -> Self {
         let (hour, model) = (Duration::from_secs(3600), change(model(512, None)));
-        Self::built(Toy::new(), CacheKind::Radix, 512, AccessControl::default(), hour, model)
+        Self::built(Toy::new(), CacheKind::Radix, 512, AccessControl::default(), hour, model, None)
+    }
+
+    /// A server of 1024 slots with these keys, which saves slots in `directory`.
+    pub(crate) fn saving(directory: &Path, kind: CacheKind, keys: Vec<ApiKey>) -> Self {
+        let access = AccessControl { keys: Keys::new(keys), ..AccessControl::default() };
+        let (hour, model) = (Duration::from_secs(3600), model(LONGEST, None));
+        Self::built(Toy::new(), kind, 1024, access, hour, model, Some(directory))
     }
 
     /// A server with this drafter of speculative decoding.
     pub(crate) fn drafting(drafter: &'static str, slots: u32) -> Self {
         let (hour, model) = (Duration::from_secs(3600), model(LONGEST.min(slots), Some(drafter)));
-        Self::built(Toy::new(), CacheKind::Radix, slots, AccessControl::default(), hour, model)
+        Self::built(Toy::new(), CacheKind::Radix, slots, AccessControl::default(), hour, model, None)
     }
 
     fn built(
@@ -106,6 +113,7 @@ impl Server {
         access: AccessControl,
         step_timeout: Duration,
         model: Model,
+        slot_directory: Option<&Path>,
     ) -> Self {
         let blocks = kind.is_block_based();
         let limits = Limits { max_model_len: LONGEST, prefix_cache: blocks, ..Limits::default() };
@@ -118,10 +126,15 @@ impl Server {
             Some("suffix") => engine.draft(Box::new(SuffixDrafter::new(8))).unwrap(),
             _ => engine,
         };
+        let mut engine = engine;
+        let slot_files = slot_directory
+            .map(|directory| SlotFiles::new(directory.to_owned(), 7, KvExports::of(&mut engine).unwrap()));
         let reports = Reports::start(None, None).unwrap();
         let host = Host::start(engine, AdmissionLimits::default(), reports, step_timeout).unwrap();
-        let live = Live { feed, ranks: RankConfig::default(), setup: Value::Null };
-        let app = App::new(Arc::new(model), host, access, live, Names::Own, ClientRules::default());
+        let ranks = RankConfig { max_num_seqs: limits.max_num_seqs, ..RankConfig::default() };
+        let live = Live { feed, ranks, setup: Value::Null };
+        let rules = ClientRules { slot_files, ..ClientRules::default() };
+        let app = App::new(Arc::new(model), host, access, live, Names::Own, rules);
         Self { router: app.router(), app, runtime: Runtime::new().unwrap() }
     }
 

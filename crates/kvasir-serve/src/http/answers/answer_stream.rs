@@ -16,6 +16,7 @@ use crate::model::text::AnswerDetokenizer;
 use crate::request::body::heap_bytes;
 use crate::request::output_fields::OutputFields;
 use crate::session::recorder::TurnRecorder;
+use crate::session::slots::SlotRecorder;
 use kvasir_chat::Delta;
 use kvasir_chat::{Choice, ParseOptions};
 use kvasir_engine::{Finish, Summary};
@@ -68,6 +69,8 @@ pub struct AnswerStream {
     admitted: Instant,
     /// Session update to commit at the end.
     recorder: Option<TurnRecorder>,
+    /// The slot that gets prompt and answer at the end.
+    slot: Option<SlotRecorder>,
     has_ended: bool,
 }
 
@@ -208,6 +211,7 @@ impl AnswerStream {
             prompt_tokens: None,
             admitted: Instant::now(),
             recorder: None,
+            slot: None,
             has_ended: false,
         }
     }
@@ -215,6 +219,16 @@ impl AnswerStream {
     /// Commits the answer to a session, if there is one.
     pub(crate) fn recording(self, recorder: Option<TurnRecorder>) -> Self {
         Self { recorder, ..self }
+    }
+
+    /// Records prompt and answer in a slot, if there is one.
+    pub(crate) fn in_slot(self, slot: Option<SlotRecorder>) -> Self {
+        Self { slot, ..self }
+    }
+
+    /// The number of its slot, if slots are recorded.
+    pub(crate) fn slot(&self) -> Option<u32> {
+        self.slot.as_ref().map(SlotRecorder::number)
     }
 
     /// The next increment; `None` after the end. It has text, tells of the admission, or is the last.
@@ -257,6 +271,9 @@ impl AnswerStream {
                 self.tokens += 1;
                 if let Some(recorder) = &mut self.recorder {
                     recorder.push_token(token);
+                }
+                if let Some(slot) = &mut self.slot {
+                    slot.push(token);
                 }
                 if self.written.token_ids {
                     self.ids.push(token);
@@ -366,6 +383,8 @@ impl AnswerStream {
             ttft: Duration::from_nanos(summary.ttft().unwrap_or(0)),
             decode_time: Duration::from_nanos(summary.decode_time().unwrap_or(0)),
         });
+        // A client that knows the end may save the slot.
+        self.slot = None;
         if let Some(mut recorder) = self.recorder.take() {
             recorder.push_deltas(&increment.deltas);
             // Text after a stop sequence was not recorded.

@@ -26,6 +26,8 @@ impl Progress {
         let per_token = |n: u32, time: Duration| ms(time) / f64::from(n.max(1));
         let Self { cached, ttft, decode_time } = self;
         let prompt = prompt.saturating_sub(cached);
+        // The first token comes from the prompt's last step.
+        let decoded = tokens.saturating_sub(1);
         json!({
             "cache_n": cached,
             "prompt_n": prompt,
@@ -34,8 +36,8 @@ impl Progress {
             "prompt_per_second": per_second(prompt, ttft),
             "predicted_n": tokens,
             "predicted_ms": ms(decode_time),
-            "predicted_per_token_ms": per_token(tokens, decode_time),
-            "predicted_per_second": per_second(tokens, decode_time),
+            "predicted_per_token_ms": per_token(decoded, decode_time),
+            "predicted_per_second": per_second(decoded, decode_time),
         })
     }
 }

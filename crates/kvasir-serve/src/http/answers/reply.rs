@@ -15,6 +15,7 @@ use futures_util::{
     stream::{self, BoxStream, SelectAll},
 };
 use kvasir_kv::Token;
+use serde_json::{Value, json};
 use std::{future::ready, time::Duration};
 use tokio::time::timeout;
 
@@ -49,6 +50,8 @@ pub(crate) struct Reply {
     prompt_tokens: u64,
     /// Ids of each prompt, if requested.
     prompt_ids: Vec<Vec<Token>>,
+    /// The rendered prompt, if requested.
+    rendered: Option<String>,
     /// Prefixes of the prompt whose K/V is kept.
     marked: Vec<MarkedPrefix>,
 }
@@ -61,6 +64,7 @@ impl Reply {
             per_prompt: per_prompt.max(1),
             prompt_tokens,
             prompt_ids: Vec::new(),
+            rendered: None,
             marked: Vec::new(),
         }
     }
@@ -73,6 +77,16 @@ impl Reply {
     /// The prefixes of the prompt whose K/V is kept.
     pub(crate) fn marked(&self) -> &[MarkedPrefix] {
         &self.marked
+    }
+
+    /// Sets the rendered prompt, which `verbose` requests.
+    pub(crate) fn with_rendered(self, rendered: Option<String>) -> Self {
+        Self { rendered, ..self }
+    }
+
+    /// The rendered prompt as llama.cpp has it in responses, if requested.
+    pub(crate) fn verbose(&self) -> Option<Value> {
+        self.rendered.as_ref().map(|prompt| json!({"prompt": prompt}))
     }
 
     /// Sets the ids of each prompt, which `return_token_ids` asks for.
@@ -93,6 +107,11 @@ impl Reply {
     /// Total prompt tokens.
     pub(crate) fn prompt_tokens(&self) -> u64 {
         self.prompt_tokens
+    }
+
+    /// The slot of each answer; −1 where slots are not recorded.
+    pub(crate) fn slots(&self) -> Vec<i64> {
+        self.streams.iter().map(|stream| stream.slot().map_or(-1, i64::from)).collect()
     }
 
     /// The answer streams.

@@ -35,7 +35,8 @@ pub(crate) fn single_token(fields: SamplingFields) -> SamplingFields {
 /// forever.
 pub(crate) fn at_once(app: &App, submissions: &[Submission]) -> usize {
     let longest = submissions.iter().map(|submission| submission.tokens).max().unwrap_or(0);
-    app.host.at_once(longest).clamp(1, AT_ONCE)
+    let key = submissions.first().map_or(0, |submission| submission.request.params.key);
+    app.host.at_once(key, longest).clamp(1, AT_ONCE)
 }
 
 /// Runs one to its end.

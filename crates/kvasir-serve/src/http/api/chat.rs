@@ -72,7 +72,7 @@ impl Chat {
     pub(crate) async fn whole(self, app: &Arc<App>) -> Result<JsonAnswer, ApiError> {
         let whole = |_| Whole { content: self.echo.clone(), ..Whole::default() };
         let mut choices: Vec<_> = (0..self.reply.len()).map(whole).collect();
-        let prompt_ids = self.reply.prompt_ids(0);
+        let (prompt_ids, verbose) = (self.reply.prompt_ids(0), self.reply.verbose());
         let (mut prompt_logprobs, mut timings) = (None, None);
         let take = |index: usize, mut increment: AnswerIncrement| {
             prompt_logprobs = prompt_logprobs.take().or(increment.prompt.take().map(|prompt| prompt.by_id));
@@ -92,6 +92,9 @@ impl Chat {
         if let Some(prompt) = prompt_ids {
             object["prompt_token_ids"] = prompt.into();
         }
+        if let Some(verbose) = verbose {
+            object["__verbose"] = verbose;
+        }
         JsonAnswer::collected(app, memory, object).await
     }
 
@@ -102,8 +105,10 @@ impl Chat {
         let mut template = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
         template.timings = self.timings;
         let mut first = template.clone();
-        if let Some(ids) = self.reply.prompt_ids(0) {
-            self.head["prompt_token_ids"] = ids.into();
+        let (ids, verbose) = (self.reply.prompt_ids(0), self.reply.verbose());
+        if ids.is_some() || verbose.is_some() {
+            ids.into_iter().for_each(|ids| self.head["prompt_token_ids"] = ids.into());
+            verbose.into_iter().for_each(|verbose| self.head["__verbose"] = verbose);
             first = ChunkTemplate::new(&self.head, options, self.reply.prompt_tokens());
         }
         let answers = (0..self.reply.len()).map(DeltaWriter::new).collect();
@@ -124,7 +129,7 @@ fn echoed(request: &ChatRequest) -> String {
 /// Writes `chat.completion.chunk` events.
 struct Chunks {
     template: ChunkTemplate,
-    /// Template of each choice's first chunk, which has the ids of the prompt if they are requested.
+    /// Template of each choice's first chunk, which has the prompt and its ids if they are requested.
     first: ChunkTemplate,
     /// Delta writers, one per choice.
     answers: Vec<DeltaWriter>,

@@ -3,6 +3,7 @@
 //! Requests are translated to OpenAI's form (`request/llama_cpp.rs`) and run like those.
 
 use crate::error::ApiError;
+use crate::http::access::api_keys::Caller;
 use crate::http::answers::answer_stream::{AnswerIncrement, AnswerOutcome};
 use crate::http::answers::json_answer::JsonAnswer;
 use crate::http::answers::progress::PromptProgress;
@@ -22,7 +23,7 @@ use crate::request::llama_cpp::LlamaCppRequest;
 use crate::request::reader::Reader;
 use crate::request::sampling::SamplingFields;
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Request, State},
     response::{IntoResponse, Response},
 };
@@ -58,7 +59,7 @@ pub(crate) async fn infill(State(app): State<Arc<App>>, request: Request) -> Res
 }
 
 /// `GET /props`.
-pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
+pub(crate) async fn props(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Json<Value> {
     let (facts, sampling) = (&app.model.facts, &app.model.facts.sampling);
     let (variables, template) = (app.model.chat.template_variables(), app.model.chat.template_source());
     let params = json!({
@@ -70,8 +71,8 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({
         "default_generation_settings": {"n_ctx": facts.max_len, "params": params},
         // All requests share one block pool: `n_ctx` is the model's, and slots are concurrent requests.
-        "total_slots": app.host.at_once(1),
-        "model_path": app.model.name,
+        "total_slots": app.slot_count(caller.0),
+        "model_path": facts.card.file,
         "model_alias": app.model.name,
         "chat_template": template.unwrap_or_default(),
         "bos_token": variables.get("bos_token"),
@@ -145,7 +146,8 @@ fn submit(
     let prompts = (0..count).map(|answer| reply.prompt_ids(answer).unwrap_or_default()).collect();
     let is_streamed = request.stream;
     let has_new_line = vec![false; count];
-    let writer = Chunks { model: app.model.clone(), request, settings, prompts, has_new_line };
+    let (model, slots) = (app.model.clone(), reply.slots());
+    let writer = Chunks { model, request, settings, prompts, slots, has_new_line };
     Ok(Submitted { reply, is_list: count > 1, is_streamed, writer })
 }
 
@@ -272,6 +274,8 @@ struct Chunks {
     request: LlamaCppRequest,
     settings: Value,
     prompts: Vec<Vec<Token>>,
+    /// The slot of each answer; −1 where slots are not recorded.
+    slots: Vec<i64>,
     /// Whether the answers so far hold a line feed.
     has_new_line: Vec<bool>,
 }
@@ -282,7 +286,7 @@ impl Chunks {
             if self.request.is_warmup { ("", Vec::new(), Vec::new()) } else { (content, ids, logprobs) };
         self.has_new_line[index] |= content.contains('\n');
         let mut object = json!({
-            "index": index, "content": content, "tokens": ids, "stop": false, "id_slot": -1,
+            "index": index, "content": content, "tokens": ids, "stop": false, "id_slot": self.slots[index],
             "tokens_evaluated": self.prompts[index].len(),
         });
         if !logprobs.is_empty() {

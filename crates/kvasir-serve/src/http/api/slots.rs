@@ -1,4 +1,4 @@
-//! llama.cpp's slots: `GET /slots`, and `POST /slots/ID?action=erase`.
+//! llama.cpp's slots: `GET /slots`, and `POST /slots/ID?action=save`, `restore` and `erase`.
 //!
 //! Requests share one block pool. A slot of this API is a place for a concurrent request, and owns
 //! no K/V: the prefix cache finds a prompt by its content, from any slot.
@@ -6,44 +6,110 @@
 use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
 use crate::http::app::App;
+use crate::http::body::read_body;
 use crate::http::query::Query;
+use crate::http::slot_files::SlotFiles;
+use crate::http::slot_transfer::{self, Transferred};
+use crate::request::fields::SLOT_ACTION;
+use crate::session::slots::{Busy, SlotId};
 use axum::{
     Extension, Json,
-    extract::{Path, RawQuery, State},
+    extract::{Path, RawQuery, Request, State},
 };
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
-/// `GET /slots`: one per concurrent request; open requests occupy the first.
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+/// `GET /slots`: those of the key. Where slots are not recorded, open requests occupy the first.
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(Caller(owner)): Extension<Caller>,
+) -> Json<Value> {
     let open = app.host.open();
-    let slot = |id| json!({"id": id, "n_ctx": app.model.facts.max_len, "is_processing": id < open});
-    Json((0..app.host.at_once(1).max(open)).map(slot).collect())
+    let is_running = |number| match app.rules.slot_files {
+        Some(_) => app.slots.is_running(SlotId { owner, number }),
+        None => (number as usize) < open,
+    };
+    let slot = |id| json!({"id": id, "n_ctx": app.model.facts.max_len, "is_processing": is_running(id)});
+    Json((0..app.slot_count(owner)).map(slot).collect())
 }
 
-/// `POST /slots/ID?action=erase`: later requests of the key hit no prefix that was cached before.
-/// Ends its pinned prefixes.
+/// `POST /slots/ID?action=ACTION`.
 pub(crate) async fn run_action(
     State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    Extension(Caller(owner)): Extension<Caller>,
+    Path(number): Path<String>,
     RawQuery(query): RawQuery,
+    request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let slots = app.host.at_once(1);
+    let count = app.slot_count(owner);
     let wrong =
-        || ApiError::param("id", format!("`id` must be a slot from 0 to {}", slots.saturating_sub(1)));
-    let id = id.parse::<usize>().ok().filter(|id| *id < slots).ok_or_else(wrong)?;
+        || ApiError::param("id", format!("`id` must be a slot from 0 to {}", count.saturating_sub(1)));
+    let number = number.parse().ok().filter(|number| *number < count).ok_or_else(wrong)?;
+    let slot = SlotId { owner, number };
     match Query::parse(query.as_deref()).get("action") {
-        Some("erase") => {
-            app.erasures.erase(caller.0);
-            // No later request could hit them.
-            app.end_pins(None, Some(caller.0));
-            // `n_erased` is null: cached tokens are not counted by key.
-            Ok(Json(json!({"id_slot": id, "n_erased": null})))
-        }
-        Some("save" | "restore") => Err(ApiError::not_offered(
-            "slots are not saved to files: the prefix cache finds a prompt by its content, and sessions (POST /v1/sessions) keep a conversation's K/V",
-        )),
-        _ => Err(ApiError::param("action", "`action` must be `erase`")),
+        Some("erase") => erase(&app, slot),
+        Some("save") => save(&app, slot, request).await,
+        Some("restore") => restore(&app, slot, request).await,
+        _ => Err(ApiError::param("action", "`action` must be `save`, `restore` or `erase`")),
     }
+}
+
+/// Later requests of the key hit no prefix that was cached before. Ends its pinned prefixes.
+fn erase(app: &App, slot: SlotId) -> Result<Json<Value>, ApiError> {
+    let erased = app.slots.replace(slot, None).map_err(|Busy| busy(slot))?;
+    app.erasures.erase(slot.owner);
+    // No later request could hit them.
+    app.end_pins(None, Some(slot.owner));
+    // Where slots are not recorded, cached tokens are not counted by key.
+    let erased = app.rules.slot_files.is_some().then_some(erased);
+    Ok(Json(json!({"id_slot": slot.number, "n_erased": erased})))
+}
+
+async fn save(app: &Arc<App>, slot: SlotId, request: Request) -> Result<Json<Value>, ApiError> {
+    let (files, filename, path) = named_file(app, request).await?;
+    let content = app.slots.content(slot).map_err(|Busy| busy(slot))?;
+    let content = content.ok_or_else(|| {
+        ApiError::conflict("id", format!("slot {} is empty: no request has run in it", slot.number))
+    })?;
+    let began = Instant::now();
+    let Transferred { tokens, bytes } = slot_transfer::save(&files, app, slot.owner, content, path).await?;
+    Ok(Json(json!({
+        "id_slot": slot.number, "filename": filename, "n_saved": tokens, "n_written": bytes,
+        "timings": {"save_ms": milliseconds(began)},
+    })))
+}
+
+async fn restore(app: &Arc<App>, slot: SlotId, request: Request) -> Result<Json<Value>, ApiError> {
+    let (files, filename, path) = named_file(app, request).await?;
+    app.slots.content(slot).map_err(|Busy| busy(slot))?;
+    let began = Instant::now();
+    let (content, Transferred { tokens, bytes }) =
+        slot_transfer::restore(&files, app, slot.owner, path).await?;
+    app.slots.replace(slot, Some(content)).map_err(|Busy| busy(slot))?;
+    Ok(Json(json!({
+        "id_slot": slot.number, "filename": filename, "n_restored": tokens, "n_read": bytes,
+        "timings": {"restore_ms": milliseconds(began)},
+    })))
+}
+
+/// The file that a request names.
+async fn named_file(app: &Arc<App>, request: Request) -> Result<(SlotFiles, String, PathBuf), ApiError> {
+    let Some(files) = &app.rules.slot_files else {
+        return Err(ApiError::not_offered(
+            "slots are saved to files with `kvasir serve --slot-save-path DIRECTORY` only; without it, the prefix cache finds a prompt by its content, and sessions (POST /v1/sessions) keep a conversation's K/V",
+        ));
+    };
+    let (key, body) = read_body(app, request, SLOT_ACTION).await?;
+    let filename = body.reader().need_text("filename")?.to_owned();
+    let (keys, name) = (&app.access.keys, app.access.keys.name(key));
+    let path = files.path(name.as_deref(), keys.count() <= 1, &filename)?;
+    Ok((files.clone(), filename, path))
+}
+
+fn busy(slot: SlotId) -> ApiError {
+    ApiError::conflict("id", format!("a request runs in slot {}", slot.number))
+}
+
+fn milliseconds(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1e3
 }

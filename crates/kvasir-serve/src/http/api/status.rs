@@ -4,7 +4,7 @@ use crate::error::ApiError;
 use crate::http::app::App;
 use crate::http::error_response::ANTHROPIC_VERSION;
 use crate::metrics::page::ProcessStatus;
-use crate::metrics::process;
+use crate::metrics::{Names, process};
 use crate::timestamp::rfc3339;
 use axum::{
     Json,
@@ -43,7 +43,12 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let processes = ProcessStatus { replicas: &replicas, tokenizers: &tokenizers };
     let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open(), processes);
     process::append(&mut text);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    let mut response =
+        ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response();
+    if app.names == Names::LlamaCpp {
+        response.headers_mut().insert("process-start-time-unix", app.since.into());
+    }
+    response
 }
 
 fn model_object(app: &App, name: &str) -> Value {

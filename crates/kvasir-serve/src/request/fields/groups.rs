@@ -1,7 +1,7 @@
 //! Groups of fields that several tables have in common.
 
 use crate::request::field::{Field, no, only, skip, yes};
-use crate::request::fields::reasons::{FOUND, LABEL, MAX_TOKENS, NO_ADAPTERS, NO_BEAMS, POOLED};
+use crate::request::fields::reasons::{FOUND, LABEL, MAX_TOKENS, NO_ADAPTERS, NO_BEAMS};
 
 /// Fields of a chat message. Unknown scalar fields reach the template, too.
 pub(super) const MESSAGE: &[&str] = &[
@@ -81,7 +81,7 @@ pub(super) const LLAMA_SERVER: &[Field] = &[
     yes("n_predict"),
     yes("timings_per_token"),
     skip("cache_prompt", FOUND),
-    skip("id_slot", POOLED),
+    yes("id_slot"),
     yes("return_progress"),
     yes("post_sampling_probs"),
 ];

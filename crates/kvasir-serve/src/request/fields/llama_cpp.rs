@@ -55,3 +55,6 @@ pub const APPLY_TEMPLATE: &[Field] = &[
     yes("reasoning_effort"),
     yes("enable_thinking"),
 ];
+
+/// Fields of `POST /slots/ID`.
+pub(crate) const SLOT_ACTION: &[Field] = &[yes("filename")];

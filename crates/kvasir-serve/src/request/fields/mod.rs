@@ -19,6 +19,7 @@ mod table;
 pub use crate::request::fields::anthropic::{COUNT_TOKENS, MESSAGES};
 pub(crate) use crate::request::fields::groups::SAMPLERS;
 pub use crate::request::fields::kvasir::{CUT, DETOKENIZE, FORK, MATH, REWIND, SESSIONS, TOKENIZE};
+pub(crate) use crate::request::fields::llama_cpp::SLOT_ACTION;
 pub use crate::request::fields::llama_cpp::{APPLY_TEMPLATE, INFILL, LLAMA_COMPLETION, LLAMA_EMBEDDING};
 pub use crate::request::fields::ollama::{
     OLLAMA_CHAT, OLLAMA_COPY, OLLAMA_CREATE, OLLAMA_DELETE, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE,

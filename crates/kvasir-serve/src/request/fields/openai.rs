@@ -40,6 +40,7 @@ pub const CHAT: &[Field] = table![
         yes("tool_choice"),
         yes("parallel_tool_calls"),
         yes("reasoning_effort"),
+        yes("verbose"),
         yes("thinking_token_budget"),
         yes("include_reasoning"),
         yes("separate_reasoning"),

@@ -11,4 +11,3 @@ pub(super) const NO_ADAPTERS: &str = "one model is served, without adapters";
 pub(super) const NO_MODERATION: &str = "there is no moderation model";
 pub(super) const NO_TOOLS: &str =
     "the server runs no tools; offer functions in `tools` and run them in the client";
-pub(super) const POOLED: &str = "there are no server slots; requests share the KV cache";

@@ -1,0 +1,228 @@
+//! llama.cpp's slots: saved to files, and restored in other servers. On the toy device every output
+//! depends on every K/V row that it reads, so a wrong row changes tokens.
+
+use super::server::Server;
+use kvasir_kv::CacheKind;
+use kvasir_serve::http::ApiKey;
+use kvasir_testkit::Random;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+/// A folder that is removed on drop.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("kvasir-slots-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn server(&self) -> Server {
+        Server::saving(&self.0, CacheKind::Radix, Vec::new())
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn completion(server: &Server, prompt: &[u32], extra: Value) -> Value {
+    let mut body = json!({
+        "prompt": prompt, "temperature": 0, "ignore_eos": true, "n_predict": 20, "return_tokens": true,
+    });
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let (status, answer) = server.post("/completion", &body);
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+fn act(server: &Server, slot: u32, action: &str, filename: &str) -> (u16, Value) {
+    act_as(server, "", slot, action, filename)
+}
+
+fn act_as(server: &Server, key: &str, slot: u32, action: &str, filename: &str) -> (u16, Value) {
+    let path = format!("/slots/{slot}?action={action}");
+    server.send("POST", &path, key, &json!({"filename": filename}).to_string())
+}
+
+fn number(answer: &Value, name: &str) -> u64 {
+    let number = answer[name].as_u64();
+    assert!(number.is_some(), "{name}: {answer}");
+    number.unwrap_or_default()
+}
+
+fn tokens(answer: &Value) -> Vec<u32> {
+    serde_json::from_value(answer["tokens"].clone()).unwrap()
+}
+
+#[test]
+fn restored_slots_continue_like_recomputed_ones() {
+    let folder = Folder::new("alike");
+    let mut cached = 0;
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let kind = random.pick(&[CacheKind::Radix, CacheKind::Paged]);
+        let start = || Server::saving(&folder.0, kind, Vec::new());
+        let prompt: Vec<u32> = (0..random.between(1, 300)).map(|_| 20 + random.below(400) as u32).collect();
+        let slot = random.between(0, 5);
+        let first = start();
+        let answer = completion(&first, &prompt, json!({"id_slot": slot}));
+        assert_eq!(number(&answer, "id_slot"), u64::from(slot));
+        let (status, saved) = act(&first, slot, "save", "a.bin");
+        assert_eq!((status, &saved["id_slot"], &saved["filename"]), (200, &json!(slot), &json!("a.bin")));
+        let written = fs::metadata(folder.file("a.bin")).unwrap().len();
+        assert_eq!(number(&saved, "n_written"), written);
+        let whole = [prompt, tokens(&answer)].concat();
+        // The request behind the last two tokens runs when the last block is exported.
+        let rows = (whole.len() as u64 - 2) / 16 * 16;
+        assert_eq!(number(&saved, "n_saved"), rows, "seed {seed}");
+        drop(first);
+
+        let (second, fresh) = (start(), start());
+        let (status, restored) = act(&second, 2, "restore", "a.bin");
+        assert_eq!((status, number(&restored, "n_restored")), (200, rows), "seed {seed}: {restored}");
+        assert_eq!(number(&restored, "n_read"), written);
+        let next = [whole, vec![21, 22]].concat();
+        let [answer, expected] = [&second, &fresh].map(|server| completion(server, &next, json!({})));
+        assert_eq!(tokens(&answer), tokens(&expected), "seed {seed}");
+        // The request that confirms the restoration may have decoded some of the next tokens.
+        assert!(number(&answer, "tokens_cached") >= rows, "seed {seed}: {answer}");
+        assert_eq!(number(&expected, "tokens_cached"), 0);
+        assert_eq!(number(&answer, "id_slot"), 2, "the slot with the longest common prefix");
+        cached += rows;
+        // A restored slot can be saved again.
+        assert_eq!(act(&second, 2, "save", "a.bin").0, 200);
+    }
+    assert!(cached > 2000, "{cached}");
+}
+
+#[test]
+fn damaged_and_foreign_files_change_nothing() {
+    let folder = Folder::new("damaged");
+    let prompt: Vec<u32> = (20..120).collect();
+    let server = folder.server();
+    completion(&server, &prompt, json!({"id_slot": 0}));
+    assert_eq!(act(&server, 0, "save", "whole.bin").0, 200);
+    let whole = fs::read(folder.file("whole.bin")).unwrap();
+    let server = folder.server();
+    for seed in 0..30 {
+        let mut random = Random::new(seed);
+        let at = random.below(whole.len() as u64) as usize;
+        let (bytes, why) = match seed % 3 {
+            0 => (whole[..at].to_vec(), ""),
+            1 => {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1 << random.below(8);
+                (bytes, "cannot be restored")
+            }
+            _ => (vec![random.below(256) as u8; at], "it is no file of K/V rows"),
+        };
+        fs::write(folder.file("bad.bin"), bytes).unwrap();
+        let (status, answer) = act(&server, 1, "restore", "bad.bin");
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!("filename")), "seed {seed}: {answer}");
+        assert!(message.contains(why), "seed {seed}: {message}");
+    }
+    fs::write(folder.file("short.bin"), &whole[..whole.len() - 1]).unwrap();
+    let (_, answer) = act(&server, 1, "restore", "short.bin");
+    let sizes = format!("truncated: {} of {} bytes", whole.len() - 1, whole.len());
+    assert!(answer["error"]["message"].as_str().unwrap().contains(&sizes), "{answer}");
+    assert_eq!(act(&server, 1, "save", "x.bin").0, 409, "the slot is still empty");
+    assert_eq!(number(&completion(&server, &prompt, json!({})), "tokens_cached"), 0);
+}
+
+#[test]
+fn file_names_do_not_leave_the_directory() {
+    let folder = Folder::new("names");
+    let server = folder.server();
+    completion(&server, &[20, 21, 22], json!({"id_slot": 0}));
+    let outside = Folder::new("names-outside");
+    fs::write(outside.file("secret"), "secret").unwrap();
+    symlink(outside.file("secret"), folder.file("link")).unwrap();
+    fs::create_dir(folder.file("folder")).unwrap();
+    let up = format!("../{}/secret", outside.0.file_name().unwrap().to_str().unwrap());
+    let long = "x".repeat(300);
+    for name in ["", "..", ".", &up, "/etc/passwd", "a/b", "a\\b", "a\0b", "link", "folder", &long] {
+        for action in ["save", "restore"] {
+            let (status, answer) = act(&server, 0, action, name);
+            let refused = (status, &answer["error"]["param"]);
+            assert_eq!(refused, (400, &json!("filename")), "{action} {name}: {answer}");
+        }
+    }
+    assert_eq!(fs::read_to_string(outside.file("secret")).unwrap(), "secret");
+    let (status, answer) = act(&server, 0, "restore", "none");
+    assert_eq!((status, &answer["error"]["param"]), (404, &json!("filename")), "{answer}");
+    assert_eq!(files(&folder.0), ["folder", "link"], "no partial file is left");
+    let (status, _) = server.send("POST", "/slots/0?action=save", "", "{}");
+    assert_eq!(status, 400, "without a name");
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn keys_have_slots_and_files_of_their_own() {
+    let folder = Folder::new("keys");
+    let key = |name: Option<&str>, secret: &str| ApiKey {
+        name: name.map(str::to_owned),
+        secret: secret.into(),
+        is_admin: false,
+    };
+    let keys = vec![key(Some("alice"), "a"), key(Some("bob"), "b"), key(None, "c")];
+    let server = Server::saving(&folder.0, CacheKind::Radix, keys);
+    let prompt: Vec<u32> = (20..120).collect();
+    let body = json!({"prompt": prompt, "n_predict": 4, "id_slot": 1}).to_string();
+    for key in ["a", "c"] {
+        assert_eq!(server.send("POST", "/completion", key, &body).0, 200);
+    }
+    assert_eq!(act_as(&server, "a", 1, "save", "x").0, 200);
+    assert_eq!((files(&folder.0), files(&folder.file("alice"))), (vec!["alice".into()], vec!["x".into()]));
+    assert_eq!(act_as(&server, "b", 1, "save", "x").0, 409, "the slot of another key is not saved");
+    assert_eq!(act_as(&server, "b", 1, "restore", "x").0, 404);
+    assert_eq!(act_as(&server, "c", 1, "save", "x").0, 403, "a key without a name has no folder");
+    // What one key restores, others do not hit.
+    assert_eq!(act_as(&server, "a", 2, "restore", "x").0, 200);
+    let (_, answer) = server.send("POST", "/completion", "b", &body);
+    assert_eq!(number(&answer, "tokens_cached"), 0);
+}
+
+#[test]
+fn slots_are_erased_and_bounded() {
+    let folder = Folder::new("bounds");
+    let server = folder.server();
+    let prompt: Vec<u32> = (20..120).collect();
+    completion(&server, &prompt, json!({"id_slot": 0}));
+    let (status, answer) = act(&server, 0, "erase", "");
+    assert_eq!((status, number(&answer, "n_erased")), (200, 120));
+    assert_eq!(act(&server, 0, "save", "x").0, 409);
+    assert_eq!(number(&completion(&server, &prompt, json!({"id_slot": 0})), "tokens_cached"), 0);
+    let slots = server.send("GET", "/slots", "", "").1.as_array().unwrap().len();
+    let (status, answer) = server.post("/completion", &json!({"prompt": "a", "id_slot": slots}));
+    assert_eq!((status, &answer["error"]["param"]), (400, &json!("id_slot")), "{answer}");
+    assert_eq!(act(&server, slots as u32, "save", "x").0, 400);
+    // Chats run in slots, too.
+    let chat = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "id_slot": 3});
+    assert_eq!(server.post("/v1/chat/completions", &chat).0, 200);
+    assert_eq!(act(&server, 3, "save", "chat").0, 200);
+    // Where no slot can be saved, none is recorded.
+    let plain = Server::start(CacheKind::Radix, 512, &[]);
+    let body = json!({"prompt": "a", "n_predict": 2, "id_slot": 0});
+    assert_eq!(plain.ignored("/completion", &body).as_deref(), Some("id_slot"));
+    assert_eq!(completion(&plain, &[20], json!({"id_slot": -1}))["id_slot"], json!(-1));
+    assert_eq!(act(&plain, 0, "save", "x").0, 501);
+}
