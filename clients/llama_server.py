@@ -5,6 +5,7 @@
 without a counterpart are dropped, except those that need another program: then it ends at once."""
 
 import os
+import pathlib
 import sys
 
 FLAGS = {
@@ -42,5 +43,10 @@ if "--model-draft" in given:
     command += ["--spec", f"draft:{given['--model-draft']},depth={given.get('--spec-draft-n-max', 8)}"]
 if "--context-shift" in given:
     command += ["--context-shift", "on"]
+if "--slot-save-path" in given:
+    pathlib.Path(given["--slot-save-path"]).mkdir(parents=True, exist_ok=True)
+    command += ["--slot-save-path", given["--slot-save-path"]]
+if "--metrics" in given:
+    command += ["--metrics-alias", "llama.cpp"]
 thinks = "false" if given.get("--reasoning") == "off" else "true"
 os.execv(command[0], [*command, "--chat-template-kwargs", '{"enable_thinking": %s}' % thinks])
