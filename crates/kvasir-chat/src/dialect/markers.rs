@@ -3,8 +3,7 @@
 //! The parsers (`answer`) and the grammars of calls (`call_layout`) read the same tables.
 
 use crate::scan::gemma_calls::{self, QUOTE};
-use crate::scan::python_calls;
-use serde_json::Value;
+use crate::scan::{NamedCall, python_calls};
 
 /// Marker table of a dialect whose call arguments are JSON.
 #[derive(Debug, PartialEq, Eq)]
@@ -161,7 +160,7 @@ pub(crate) struct WholeMarkers {
     /// Control tokens that detokenization must keep.
     pub(crate) control_tokens: &'static [&'static str],
     /// Reads what is between the markers: names and arguments. `None` if it is no call.
-    pub(crate) read: fn(&str) -> Option<Vec<(String, Value)>>,
+    pub(crate) read: fn(&str) -> Option<Vec<NamedCall>>,
 }
 
 pub(crate) const PYTHON: WholeMarkers = WholeMarkers {

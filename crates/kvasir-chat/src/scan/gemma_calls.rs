@@ -3,6 +3,7 @@
 //! Strings stand between two quote tokens, without escapes. Keys are bare. Strings and keys in JSON's
 //! notation are read, too, since a grammar may require it for nested values.
 
+use crate::scan::NamedCall;
 use serde_json::{Map, Value};
 
 /// The token on both sides of a string.
@@ -12,7 +13,7 @@ pub(crate) const QUOTE: &str = "<|\"|>";
 const MAX_DEPTH: usize = 64;
 
 /// Parses the text between the markers of one call. `None` if it is anything else.
-pub(crate) fn calls(text: &str) -> Option<Vec<(String, Value)>> {
+pub(crate) fn calls(text: &str) -> Option<Vec<NamedCall>> {
     let text = text.trim().strip_prefix("call:")?;
     let (name, arguments) = text.split_at(text.find('{')?);
     let name = name.trim();

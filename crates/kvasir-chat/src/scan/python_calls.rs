@@ -1,6 +1,7 @@
 //! Parser of Python-style tool calls (`[f(a=1)]`): literals become JSON arguments. Also accepts a
 //! JSON call object.
 
+use crate::scan::NamedCall;
 use crate::scan::json_prefix::ScannedName;
 use serde_json::{Map, Value};
 use std::str::CharIndices;
@@ -10,7 +11,7 @@ const MAX_DEPTH: usize = 64;
 
 /// Parses `text` as calls only: a list, a single call, `print(call)`, or a JSON object with name
 /// and arguments. `None` if it is anything else.
-pub(crate) fn calls(text: &str) -> Option<Vec<(String, Value)>> {
+pub(crate) fn calls(text: &str) -> Option<Vec<NamedCall>> {
     let text = text.trim();
     if text.starts_with('{') {
         let object: Value = serde_json::from_str(text).ok()?;
