@@ -37,7 +37,8 @@ impl OpenedModel {
                 let (target, packed_file) = (&self.model.target, self.packed_file.clone());
                 let options = LoadOptions { watch: &self.watch, packed_file: packed_file.clone() };
                 let model = CpuModel::load_with(target, source, precision, Arc::clone(&pool), options)?;
-                let model = match draft.as_ref().and_then(OpenedDraft::taken) {
+                let taken = draft.as_ref().and_then(OpenedDraft::taken);
+                let model = match taken.or(self.kept_tap) {
                     Some(tap) => model.keeping(&[tap])?,
                     None => model,
                 };

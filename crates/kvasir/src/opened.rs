@@ -8,7 +8,7 @@ use crate::speculation::{Speculation, method::DraftTarget};
 use kvasir_cpu::PackedFile;
 use kvasir_formats::{Checkpoint, DType, TextFiles, Tokenizer};
 use kvasir_kv::Token;
-use kvasir_program::{Model, Program, Source};
+use kvasir_program::{Model, Program, Source, Tap};
 use kvasir_sim::TokenList;
 use serde_json::Value as Json;
 use std::{collections::HashSet, path::Path, sync::Arc};
@@ -25,6 +25,8 @@ pub struct OpenedModel {
     /// Speculative decoding and its draft model; see [`OpenedModel::speculate`].
     pub(crate) speculation: Option<Speculation>,
     pub(crate) draft: Option<OpenedDraft>,
+    /// What the target keeps for the draft model of rank 0, on another rank.
+    pub(crate) kept_tap: Option<Tap>,
     /// Whether this is the built-in model, which has draft layers of its own.
     pub(crate) is_built_in: bool,
     pub(crate) watch: LoadWatch,
@@ -82,6 +84,7 @@ impl OpenedModel {
             generation,
             speculation: None,
             draft: None,
+            kept_tap: None,
             is_built_in: false,
             watch,
             random: None,
@@ -138,7 +141,8 @@ impl OpenedModel {
         let shard = self.model.target.for_rank(rank, ranks);
         self.model.target = shard.map_err(|why| Error::invalid("ranks", why))?;
         if rank > 0 {
-            self.draft = None;
+            // All ranks must compute the same rows of the target.
+            self.kept_tap = self.draft.take().and_then(|draft| draft.taken());
         }
         Ok(self)
     }

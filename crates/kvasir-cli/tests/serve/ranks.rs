@@ -3,6 +3,7 @@
 
 use super::fleet::{Fleet, answer_all, converted, is_running, request, shared_weights, signal};
 use super::server::{Server, model};
+use kvasir_testkit::paths;
 use std::{
     fs,
     process::Command,
@@ -18,7 +19,8 @@ fn children(process: u64) -> Vec<u64> {
     lists.split_whitespace().filter_map(|id| id.parse().ok()).collect()
 }
 
-fn ranks(fleet: &Fleet) -> Vec<u64> {
+/// Ids of all ranks other than 0.
+pub(super) fn ranks(fleet: &Fleet) -> Vec<u64> {
     fleet.processes().into_iter().flat_map(children).collect()
 }
 
@@ -89,6 +91,43 @@ fn ranks_run_on_the_plain_backend() {
     let expected = answers(&[]);
     assert_eq!(answers(&["--policy", "rectangular"]), expected);
     assert_eq!(answers(&["--overlap", "on", "--batch-sizes", "1,4,8"]), expected);
+}
+
+/// Draft models are not divided: rank 0 runs them.
+#[test]
+fn draft_models_change_no_answer() {
+    let requests: Vec<_> = (0..24).map(|number| request(number, 60)).collect();
+    let serve = |case: &str, options: &[&str]| {
+        let folder = model(&format!("ranks-draft-{case}"));
+        for file in fs::read_dir(paths::model(case)).unwrap().map(Result::unwrap) {
+            if file.path().is_file() {
+                fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+            }
+        }
+        let common = ["--tp", "2", "--dp", "2", "--threads", "2", "--max-model-len", "512"];
+        Fleet { server: Server::of_model(folder, &[&common, options].concat(), &[]) }
+    };
+    let qwen3 = paths::model("eagle3_qwen3");
+    let drafts = [
+        ("qwen3_mtp", "mtp:3".to_owned()),
+        ("eagle3_qwen3", format!("eagle3:{},depth=3,topk=2,nodes=5", qwen3.join("draft").display())),
+        ("eagle3_qwen3", format!("draft:{},depth=3", qwen3.display())),
+    ];
+    for (case, spec) in &drafts {
+        let expected = answer_all(&serve(case, &[]).server, &requests, |_| {});
+        for control in ["steps", "requests"] {
+            let fleet = serve(case, &["--spec", spec, "--rank-control", control]);
+            assert_eq!(answer_all(&fleet.server, &requests, |_| {}), expected, "{spec}, {control}");
+            // The ranks are replaced with their draft models.
+            signal(ranks(&fleet)[0], "-KILL");
+            assert_eq!(answer_all(&fleet.server, &requests, |_| {}), expected, "{spec}, {control}");
+            fleet.wait_until_ready();
+            fleet.wait_until_idle();
+            let page = fleet.server.send("GET", "/metrics", "", "").1;
+            let drafted = page.lines().find(|line| line.starts_with("kvasir:spec_decode_num_drafts_total{"));
+            assert!(!drafted.unwrap().ends_with(" 0"), "{spec}, {control}");
+        }
+    }
 }
 
 #[test]
