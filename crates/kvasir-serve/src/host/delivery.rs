@@ -113,7 +113,7 @@ mod tests {
     use crate::host::engine_thread::{Host, Submission};
     use crate::host::request_output::RequestOutput;
     use crate::memory_budget::STREAMS;
-    use crate::metrics::page::ProcessStatus;
+    use crate::metrics::page::ServerStatus;
     use crate::metrics::prometheus::Names;
     use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request};
     use kvasir_kv::{CacheConfig, CacheKind, build};
@@ -156,7 +156,7 @@ mod tests {
             "the end is reported"
         );
         assert_eq!(host.open(), 0);
-        let page = host.metrics().page(Names::Own, "tiny", 0, ProcessStatus::default());
+        let page = host.metrics().page(Names::Own, "tiny", 0, ServerStatus::default());
         let is_counted = |line: &str| {
             line.contains("key_requests_total{") && line.contains("\"slow\"") && line.ends_with(" 1")
         };

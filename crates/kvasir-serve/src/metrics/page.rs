@@ -15,19 +15,23 @@ use crate::metrics::{FINISHED, Metrics, REJECTED};
 use kvasir_chat::TokenizerStatus;
 use kvasir_engine::{ReplicaPhase, ReplicaStatus};
 
-/// Status of the processes beside the server's own; empty lists without them.
+/// State of the server beside its engine metrics.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct ProcessStatus<'a> {
-    /// Engines.
+pub struct ServerStatus<'a> {
+    /// Engines in processes of their own.
     pub replicas: &'a [ReplicaStatus],
-    /// Tokenizers.
+    /// Tokenizer processes.
     pub tokenizers: &'a [TokenizerStatus],
+    /// Reports that were dropped because a log or trace queue was full.
+    pub dropped_reports: u64,
+    /// Lines that could not be written to the log.
+    pub lost_log_lines: u64,
 }
 
 impl Metrics {
     /// All metrics in Prometheus' text format. `open` is the number of open answers.
-    pub fn page(&self, names: Names, model: &str, open: usize, processes: ProcessStatus<'_>) -> String {
-        let ProcessStatus { replicas, tokenizers: of_tokenizers } = processes;
+    pub fn page(&self, names: Names, model: &str, open: usize, status: ServerStatus<'_>) -> String {
+        let ServerStatus { replicas, tokenizers: of_tokenizers, .. } = status;
         let mut page = TextExposition::new(names.prefix(), model);
         self.scheduler_gauges(&mut page);
         self.gauges(&mut page, open);
@@ -36,6 +40,7 @@ impl Metrics {
         transfers(&mut page, replicas);
         tokenizers(&mut page, of_tokenizers);
         self.counters(&mut page);
+        report_losses(&mut page, status);
         self.per_key.expose(&mut page);
         self.histograms(&mut page);
         let TextExposition { mut text, .. } = page;
@@ -241,6 +246,20 @@ fn adapter_info(page: &mut TextExposition) {
     );
 }
 
+/// Exposes how much of the log and the traces was lost.
+fn report_losses(page: &mut TextExposition, status: ServerStatus<'_>) {
+    page.counter(
+        "dropped_reports_total",
+        "Log lines and spans dropped because their queue was full.",
+        status.dropped_reports,
+    );
+    page.counter(
+        "lost_log_lines_total",
+        "Lines that could not be written to the log.",
+        status.lost_log_lines,
+    );
+}
+
 /// Exposes readiness, restarts and hangs of each replica.
 fn replica_processes(page: &mut TextExposition, replicas: &[ReplicaStatus]) {
     if replicas.is_empty() {
@@ -293,7 +312,7 @@ mod tests {
         let one = Metrics { engine: Arc::new(replica), ..Metrics::default() };
         for (metrics, engines) in [(one, 1), (two, 2)] {
             for names in [Names::Own, Names::Vllm] {
-                let page = metrics.page(names, "m", 0, ProcessStatus::default());
+                let page = metrics.page(names, "m", 0, ServerStatus::default());
                 let value = |family: &str| match samples(&page, family)[..] {
                     [(_, value)] => value,
                     ref all => panic!("{family}: {all:?}"),
@@ -317,8 +336,10 @@ mod tests {
         let all = [(Names::Own, "kvasir:"), (Names::Vllm, "vllm:"), (Names::LlamaCpp, "kvasir:")];
         for (names, prefix) in all {
             let replica = ReplicaStatus { role: Role::Prefill, ..ReplicaStatus::default() };
-            let processes = ProcessStatus { replicas: &[replica], tokenizers: &[TokenizerStatus::default()] };
-            let text = metrics.page(names, "m", 3, processes);
+            let (replicas, tokenizers) = ([replica], [TokenizerStatus::default()]);
+            let status =
+                ServerStatus { replicas: &replicas, tokenizers: &tokenizers, ..ServerStatus::default() };
+            let text = metrics.page(names, "m", 3, status);
             let mut families: Vec<&str> =
                 text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
             let is_alias = |family: &str| family.starts_with("vllm:") || family.starts_with("llamacpp:");

@@ -8,7 +8,11 @@ use kvasir_engine::{Finish, Nanos, Summary};
 use serde_json::{Map, Value, json};
 use std::{
     io::{self, Write},
-    sync::mpsc::Receiver,
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        mpsc::Receiver,
+    },
+    time::SystemTime,
 };
 
 /// `--log-format`.
@@ -31,13 +35,36 @@ pub struct Log {
 }
 
 impl Log {
-    pub(super) fn run(self, events: &Receiver<ReportEvent>) {
+    /// Writes events to stderr, and counts the lines that cannot be written, for example to a full
+    /// disk.
+    pub(super) fn run(self, events: &Receiver<ReportEvent>, lost_lines: &AtomicU64) {
+        self.write_to(io::stderr(), events, lost_lines);
+    }
+
+    fn write_to(self, mut out: impl Write, events: &Receiver<ReportEvent>, lost_lines: &AtomicU64) {
+        let mut unreported = 0;
         while let Ok(first) = events.recv() {
             let mut text = String::new();
             let batch: Vec<ReportEvent> = std::iter::once(first).chain(events.try_iter().take(256)).collect();
             batch.iter().for_each(|event| self.line(&mut text, event));
-            // A failure to write the log cannot be reported anywhere.
-            let _ = io::stderr().lock().write_all(text.as_bytes());
+            if text.is_empty() {
+                continue;
+            }
+            let lines = text.lines().count() as u64;
+            if unreported > 0 {
+                let message = format!("{unreported} lines could not be written to the log");
+                let at = SystemTime::now();
+                let mut warning = String::new();
+                let fields = Vec::new();
+                self.line(&mut warning, &ReportEvent::Server { level: Level::Warn, message, fields, at });
+                text.insert_str(0, &warning);
+            }
+            if out.write_all(text.as_bytes()).is_ok() {
+                unreported = 0;
+            } else {
+                unreported += lines;
+                lost_lines.fetch_add(lines, Ordering::Relaxed);
+            }
         }
     }
 
@@ -158,7 +185,61 @@ fn ended(context: &RequestContext, summary: &Summary) -> Map<String, Value> {
 mod tests {
     use super::*;
     use crate::context::clamped_limit::ClampedLimit;
-    use std::{sync::Arc, time::UNIX_EPOCH};
+    use std::{
+        sync::{Arc, mpsc},
+        time::UNIX_EPOCH,
+    };
+
+    /// A disk that is full for its first writes.
+    struct FullDisk<'a> {
+        failures: u32,
+        written: &'a mut String,
+    }
+
+    impl Write for FullDisk<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if self.failures > 0 {
+                self.failures -= 1;
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.written.push_str(std::str::from_utf8(bytes).unwrap());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_lost_to_a_full_disk_are_reported_once() {
+        let (lost, mut written) = (AtomicU64::new(0), String::new());
+        let log = Log { format: Format::Text, level: Level::Info };
+        for (failures, lines) in [(1, 3), (0, 2), (0, 1)] {
+            let (send, receive) = mpsc::channel();
+            for _ in 0..lines {
+                let (level, message, fields) = (Level::Info, "m".into(), Vec::new());
+                send.send(ReportEvent::Server { level, message, fields, at: UNIX_EPOCH }).unwrap();
+            }
+            drop(send);
+            log.write_to(FullDisk { failures, written: &mut written }, &receive, &lost);
+        }
+        assert_eq!((lost.load(Ordering::Relaxed), written.lines().count()), (3, 3));
+        let (send, receive) = mpsc::sync_channel(0);
+        let writer = std::thread::spawn(move || {
+            let mut written = String::new();
+            let disk = FullDisk { failures: 2, written: &mut written };
+            log.write_to(disk, &receive, &AtomicU64::new(0));
+            written
+        });
+        for _ in 0..4 {
+            let (level, message, fields) = (Level::Info, "m".into(), Vec::new());
+            send.send(ReportEvent::Server { level, message, fields, at: UNIX_EPOCH }).unwrap();
+        }
+        drop(send);
+        let written = writer.join().unwrap();
+        assert_eq!(written.matches("could not be written to the log").count(), 1, "{written}");
+    }
 
     #[test]
     fn log_lines_are_single_and_filtered_by_level() {

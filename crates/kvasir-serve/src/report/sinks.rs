@@ -27,6 +27,7 @@ pub struct Reports {
     log: Option<SyncSender<ReportEvent>>,
     traces: Option<SyncSender<ReportEvent>>,
     dropped: AtomicU64,
+    lost_lines: Arc<AtomicU64>,
     json: bool,
 }
 
@@ -37,12 +38,16 @@ impl Reports {
             let (send, receive) = sync_channel(QUEUE_CAPACITY);
             thread::Builder::new().name(name.into()).spawn(move || run(receive)).map(|_| send)
         };
+        let lost_lines = Arc::<AtomicU64>::default();
+        let counter = lost_lines.clone();
+        let log_thread = |log: Log| spawn("log", Box::new(move |events| log.run(&events, &counter)));
         Ok(Arc::new(Self {
-            log: log.map(|log| spawn("log", Box::new(move |events| log.run(&events)))).transpose()?,
+            log: log.map(log_thread).transpose()?,
             traces: collector
                 .map(|collector| spawn("traces", Box::new(move |events| collector.run(&events))))
                 .transpose()?,
             dropped: AtomicU64::new(0),
+            lost_lines,
             json: log.is_some_and(|log| log.format == Format::Json),
         }))
     }
@@ -89,5 +94,10 @@ impl Reports {
     /// Number of reports dropped because a queue was full.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Number of lines that could not be written to the log.
+    pub fn lost_lines(&self) -> u64 {
+        self.lost_lines.load(Ordering::Relaxed)
     }
 }

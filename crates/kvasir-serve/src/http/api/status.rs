@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::http::app::App;
 use crate::http::error_response::ANTHROPIC_VERSION;
-use crate::metrics::page::ProcessStatus;
+use crate::metrics::page::ServerStatus;
 use crate::metrics::{Names, process};
 use crate::timestamp::rfc3339;
 use axum::{
@@ -40,8 +40,14 @@ pub(crate) async fn version() -> Json<Value> {
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let replicas = app.host.replicas().map(Replicas::status).unwrap_or_default();
     let tokenizers = app.model.tokenizer_status().unwrap_or_default();
-    let processes = ProcessStatus { replicas: &replicas, tokenizers: &tokenizers };
-    let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open(), processes);
+    let reports = app.host.reports();
+    let status = ServerStatus {
+        replicas: &replicas,
+        tokenizers: &tokenizers,
+        dropped_reports: reports.dropped(),
+        lost_log_lines: reports.lost_lines(),
+    };
+    let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open(), status);
     process::append(&mut text);
     let mut response =
         ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response();
