@@ -107,6 +107,7 @@ impl Fleet {
         let watchdog = Watchdog::new(replicas, step_timeout);
         let router = RouterConfig { block_size: facts.block_size, ..RouterConfig::new(route) };
         let mut front = Front::new(RoleRouter::new(router, roles), replicas);
+        front.loses_all_workers = shares_experts;
         front.workers_ready(0..replicas);
         let fleet = Self { runtime, workers, front, facts, handle, commands, watchdog };
         fleet.publish();
@@ -254,7 +255,7 @@ impl ServingFleet<'_> {
                     }
                     self.publish();
                 }
-                Ok(None) => {}
+                Ok(None) => self.publish(),
                 Err(error) => (self.workers.on_log)(true, &error.to_string()),
             },
             Input::Results(Ok(frames)) => self.handle_results(&frames).await,

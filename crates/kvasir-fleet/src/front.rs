@@ -13,11 +13,13 @@
 //! `front/tests.rs`.
 
 mod hand_off;
+mod isolation;
 #[cfg(test)]
 mod tests;
 
+use crate::front::isolation::Isolation;
 use crate::message::RecordLocation;
-use crate::open_request::{Ending, OpenRequest, Placement};
+use crate::open_request::{Ending, Loss, OpenRequest, Placement};
 use crate::session_homes::SessionHomes;
 use kvasir_engine::{
     Fault, Finish, Message, Nanos, Outbox, Request, RoleCharge, RoleRouter, RouteRequest, SessionId,
@@ -44,6 +46,10 @@ pub(crate) struct Front {
     router: RoleRouter,
     /// Whether each worker accepts requests.
     is_ready: Vec<bool>,
+    /// The suspect that each worker is reserved for.
+    isolated: Vec<Option<Isolation>>,
+    /// Whether workers are lost together, so that only one suspect may run at a time.
+    pub(crate) loses_all_workers: bool,
     /// By the caller's tag.
     requests: BTreeMap<u64, OpenRequest>,
     /// The caller's tag by the tag of a run.
@@ -68,6 +74,8 @@ impl Front {
         Self {
             router,
             is_ready: vec![false; replicas],
+            isolated: vec![None; replicas],
+            loses_all_workers: false,
             requests: BTreeMap::new(),
             runs: HashMap::new(),
             next_run: 1,
@@ -99,6 +107,11 @@ impl Front {
     /// Handles a message of the caller; ignores `Import`, `JoinStep`, `Drain` and
     /// `Exit`.
     pub(crate) fn take(&mut self, message: Message, now: Nanos) {
+        self.take_message(message, now);
+        self.end_isolations();
+    }
+
+    fn take_message(&mut self, message: Message, now: Nanos) {
         match message {
             Message::Add { mut request, n } => {
                 let constrained = std::mem::take(&mut request.params.constraint);
@@ -188,6 +201,7 @@ impl Front {
             is_home
         });
         moving.into_iter().for_each(|tag| self.hand_off(tag));
+        self.end_isolations();
         if loses_runs {
             self.place_waiting();
         }
@@ -212,6 +226,7 @@ impl Front {
             let run = open.placement.as_ref().map(|placement| placement.tag);
             run.into_iter().for_each(|run| self.lose_run(run, now));
         }
+        self.end_isolations();
         self.place_waiting();
     }
 
@@ -220,6 +235,15 @@ impl Front {
     /// their end.
     pub(crate) fn drain(&mut self, replica: usize) {
         self.stop_using(replica);
+        self.displace_all(replica);
+        self.end_isolations();
+        self.place_waiting();
+    }
+
+    /// Removes all requests from a worker, except those that their client has ended. Returns their
+    /// tags.
+    fn displace_all(&mut self, replica: usize) -> Vec<u64> {
+        let mut displaced = Vec::new();
         for tag in self.tags_on(replica) {
             let Some(open) = self.requests.get_mut(&tag).filter(|open| open.ending.is_none()) else {
                 continue;
@@ -229,9 +253,10 @@ impl Front {
                 self.runs.remove(&run);
                 self.release(placement);
                 self.send(replica, Message::Abort { tag: run });
+                displaced.push(tag);
             }
         }
-        self.place_waiting();
+        displaced
     }
 
     /// Fails the requests of runs whose `Add` message or results exceed the maximum message size.
@@ -241,6 +266,7 @@ impl Front {
                 open.end(Finish::Failed(Fault::MessageSize), now, &mut self.outbox);
             }
         }
+        self.end_isolations();
     }
 
     /// Ends all open requests as aborted.
@@ -250,6 +276,7 @@ impl Front {
             open.placement.into_iter().for_each(|placement| self.release(placement));
         }
         self.runs.clear();
+        self.isolated.fill(None);
     }
 
     /// Routes no further requests to a worker, and reports that its sessions have no K/V.
@@ -282,10 +309,16 @@ impl Front {
         let Some(tag) = self.runs.remove(&run) else { return };
         let Some(open) = self.requests.get_mut(&tag) else { return };
         let Some(placement) = open.displace() else { return };
-        let is_admitted = placement.is_admitted;
+        let isolation = self.isolation(placement.replica).filter(|isolation| isolation.tag == tag);
+        let loss = match isolation {
+            Some(Isolation { was_empty: true, .. }) => Loss::Alone,
+            Some(_) => Loss::AloneAfterOthers,
+            None if placement.is_admitted => Loss::Admitted,
+            None => Loss::Queued,
+        };
         self.release(placement);
         let Some(open) = self.requests.get_mut(&tag) else { return };
-        if let Some(finish) = open.on_worker_lost(is_admitted) {
+        if let Some(finish) = open.on_worker_lost(loss) {
             open.end(finish, now, &mut self.outbox);
             self.requests.remove(&tag);
         }
@@ -319,29 +352,35 @@ impl Front {
                 self.send(replica, message);
             }
             None => {
-                let finish = open.on_worker_lost(false).unwrap_or(Finish::Aborted);
+                let finish = open.finish_of_ending().unwrap_or(Finish::Aborted);
                 open.end(finish, now, &mut self.outbox);
                 self.requests.remove(&tag);
             }
         }
     }
 
-    /// Places all requests that wait for a worker, in the order of their arrival.
+    /// Places all requests that wait for a worker, in the order of their arrival; suspects first,
+    /// because other requests would be moved for them.
     fn place_waiting(&mut self) {
         if !self.is_ready.contains(&true) {
             return;
         }
         let waiting = self.requests.iter().filter(|(_, open)| open.placement.is_none());
-        let tags: Vec<u64> = waiting.map(|(tag, _)| *tag).collect();
-        tags.into_iter().for_each(|tag| self.place(tag, 1));
+        let mut tags: Vec<(bool, u64)> = waiting.map(|(tag, open)| (!open.is_suspect(), *tag)).collect();
+        tags.sort_unstable();
+        tags.into_iter().for_each(|(_, tag)| self.place(tag, 1));
     }
 
     /// Places `n` siblings, the first of which has this tag, on one worker. If none is ready, they
     /// wait.
     fn place(&mut self, tag: u64, n: u32) {
         let Some(open) = self.requests.get(&tag) else { return };
+        if open.is_suspect() {
+            return self.place_suspect(tag);
+        }
         let (request, phase, tokens) = (Arc::clone(&open.request), open.phase(), open.tokens());
         let home = request.params.session.and_then(|session| self.home_of(session));
+        let home = home.filter(|replica| self.isolation(*replica).is_none());
         let mut charges = Vec::with_capacity(n as usize);
         for i in 0..n {
             // All siblings share one prompt, so they go to one worker.

@@ -7,9 +7,37 @@ use kvasir_engine::{
 use kvasir_kv::{Span, Token};
 use std::sync::Arc;
 
-/// Number of successive workers lost while they ran a request, without a token in between, at which
-/// the request fails, because it may be the cause.
-const MAX_LOSSES: u32 = 5;
+/// Number of workers lost while they ran a request, without a token in between, at which it becomes
+/// a suspect: it may be the cause.
+const SUSPECT_LOSSES: u32 = 2;
+/// The same number, with workers that had only queued it. The first step of a request that ends
+/// its worker is not reported, so it seems to be queued.
+const SUSPECT_LOSSES_QUEUED: u32 = 4;
+/// Sum of the weights of workers lost while they ran a suspect alone, without a token in between, at
+/// which it fails.
+const MAX_LOSSES_ALONE: u32 = 6;
+
+/// What a worker that was lost had done for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// It had queued it among others, as far as the front knows.
+    Queued,
+    /// It had admitted it among others.
+    Admitted,
+    /// It had no other request, and none before.
+    Alone,
+    /// Its other requests had been moved away. It may not have removed them yet, so one of them may
+    /// be the cause.
+    AloneAfterOthers,
+}
+
+/// Workers lost since a request's newest token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Losses {
+    all: u32,
+    admitted: u32,
+    alone: u32,
+}
 
 /// A request that has not ended.
 #[derive(Debug)]
@@ -28,8 +56,7 @@ pub(crate) struct OpenRequest {
     mu: Option<f32>,
     cached: u32,
     timings: Timings,
-    /// Workers that were lost while they ran it, since its newest token.
-    losses: u32,
+    losses: Losses,
     /// Whether a worker that had it was lost or drained, or has handed it off.
     was_moved: bool,
 }
@@ -71,7 +98,7 @@ impl OpenRequest {
             mu: None,
             cached: 0,
             timings: Timings { arrived: now, ..Timings::default() },
-            losses: 0,
+            losses: Losses::default(),
             was_moved: false,
         }
     }
@@ -157,23 +184,39 @@ impl OpenRequest {
             self.mu = mu.or(self.mu);
             self.timings.first_token.get_or_insert(now);
             self.timings.last_token = Some(now);
-            self.losses = 0;
+            self.losses = Losses::default();
         }
         true
     }
 
-    /// Records the loss of its worker, which had admitted it or only queued it. Returns how the
-    /// request ends; `None` if it continues on another worker.
-    pub(crate) fn on_worker_lost(&mut self, was_admitted: bool) -> Option<Finish> {
-        self.losses += u32::from(was_admitted);
-        match self.ending {
-            Some(Ending::Abort) => Some(Finish::Aborted),
-            Some(Ending::StopAt(keep)) => {
+    /// Records the loss of its worker. Returns how the request ends; `None` if it continues on
+    /// another worker.
+    pub(crate) fn on_worker_lost(&mut self, loss: Loss) -> Option<Finish> {
+        self.losses.all += 1;
+        self.losses.admitted += u32::from(loss == Loss::Admitted);
+        self.losses.alone += match loss {
+            Loss::Alone => 2,
+            Loss::AloneAfterOthers => 1,
+            Loss::Queued | Loss::Admitted => 0,
+        };
+        let is_cause = self.losses.alone >= MAX_LOSSES_ALONE;
+        self.finish_of_ending().or(is_cause.then_some(Finish::Failed(Fault::DeviceLost)))
+    }
+
+    /// How it ends if no worker runs it and its client has ended it.
+    pub(crate) fn finish_of_ending(&mut self) -> Option<Finish> {
+        match self.ending? {
+            Ending::Abort => Some(Finish::Aborted),
+            Ending::StopAt(keep) => {
                 self.outputs.truncate(keep as usize);
                 Some(Finish::StopText)
             }
-            None => (self.losses >= MAX_LOSSES).then_some(Finish::Failed(Fault::DeviceLost)),
         }
+    }
+
+    /// Whether it may be the cause of the loss of its workers, so that it runs alone.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.losses.admitted >= SUSPECT_LOSSES || self.losses.all >= SUSPECT_LOSSES_QUEUED
     }
 
     /// Writes its final event into an outbox, for a request that no worker runs.
