@@ -47,6 +47,7 @@ mod monotonic;
 mod open_request;
 mod order;
 mod oversized;
+mod parent;
 mod publisher_thread;
 mod rank_port;
 mod ranks;
@@ -68,6 +69,7 @@ pub use crate::fleet::{Fleet, FleetConfig};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::load_publisher::{BoundLoadPublisher, LoadPublisher, LoadPublisherError, SampleLoads};
 pub use crate::message::{Facts, Identity};
+pub use crate::parent::die_with_parent;
 pub use crate::ranks::{
     Affinity, BroadcastBench, BroadcastError, CommandLog, GroupConfig, GroupError, Member, OnRankLost,
     RankCommand, RankConfig, RankError, RankGroup, RankProcess, StepBroadcast, StepHashes,

@@ -5,7 +5,7 @@ use crate::error::FleetError;
 use crate::experts::create_memory;
 use crate::front::{Front, WorkerMessage};
 use crate::kv_publisher::KvPublisher;
-use crate::message::{Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
+use crate::message::{DropReason, Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
 use crate::replica::{Ended, Replica, WorkerCommand, WorkerStart};
 use crate::segment;
 use crate::transport::identity;
@@ -93,14 +93,24 @@ impl Workers {
         frames: &ZmqMessage,
     ) -> Result<Option<(usize, Facts)>, FleetError> {
         let name = frames.get(0).cloned().unwrap_or_default();
-        let read = decode::<FromWorker>(frames);
-        let Ok((header, FromWorker::Hello { protocol, identity, facts })) = read else { return Ok(None) };
+        let (header, protocol, identity, facts) = match decode::<FromWorker>(frames) {
+            Ok((header, FromWorker::Hello { protocol, identity, facts })) => {
+                (header, protocol, identity, facts)
+            }
+            other => {
+                let (header, why) =
+                    other.map_or_else(|refused| refused, |(header, _)| (Some(header), DropReason::Malformed));
+                self.count_dropped(header, why);
+                return Ok(None);
+            }
+        };
         let replica = header.replica as usize;
         let is_expected = header.is_from(&name)
             && self.replicas.get_mut(replica).is_some_and(|state| {
                 state.header.generation == header.generation && state.received.is_new(header.number)
             });
         if !is_expected {
+            self.count_dropped(Some(header), DropReason::Malformed);
             return Ok(None);
         }
         let difference = match protocol {
@@ -127,7 +137,7 @@ impl Workers {
             Ok((header, message)) => (header, Some(message)),
             Err((Some(header), _)) => (header, None),
             Err((None, why)) => {
-                (self.on_log)(true, &format!("dropped a message of an unknown worker: {why:?}"));
+                self.count_dropped(None, why);
                 return None;
             }
         };
@@ -139,6 +149,15 @@ impl Workers {
             replica.dropped += 1;
         }
         Some((index, message?))
+    }
+
+    /// Counts a dropped message of the replica that its header names.
+    fn count_dropped(&mut self, header: Option<Header>, why: DropReason) {
+        let replica = header.and_then(|header| self.replicas.get_mut(header.replica as usize));
+        match replica {
+            Some(replica) => replica.dropped += 1,
+            None => (self.on_log)(true, &format!("dropped a message of an unknown worker: {why:?}")),
+        }
     }
 
     /// Sends a message to a worker's engine. A message to a process that has ended is lost. False if
@@ -224,6 +243,10 @@ impl Workers {
                 (self.on_log)(true, &format!("replica {index} could not start: {error}"));
                 replica.ended(error.to_string());
                 self.end_group(index);
+                if experts.is_some() {
+                    // The group restarts together, when all of its processes have ended.
+                    return;
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::commands::{Command, CommandLine};
 use crate::io::failure::Failure;
 use crate::startup::build_model;
 use crate::startup::tokenizers::{TokenizerStart, tokenizer_identity};
-use kvasir_fleet::{TokenizerProcessConfig, run_tokenizer};
+use kvasir_fleet::{TokenizerProcessConfig, die_with_parent, run_tokenizer};
 use std::{env, ffi::OsString, process::ExitCode};
 
 #[derive(clap::Args)]
@@ -35,6 +35,7 @@ pub(crate) fn command(processes: usize, arguments: Vec<OsString>) -> Result<Toke
 impl Args {
     /// Runs the jobs of the server process until that ends.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
+        die_with_parent().map_err(Failure::failed)?;
         let Command::Serve(serve) = (line.parse)(self.arguments)? else {
             return Err(Failure::usage(
                 "`tokenizer` needs the arguments of `kvasir serve` after `--`; \

@@ -12,7 +12,7 @@ use kvasir_chat::ChatModel;
 use kvasir_engine::{Role, Route, StepSource};
 use kvasir_fleet::{
     CommandLog, Facts, GroupConfig, Identity, RankCommand, RankGroup, ReplicaConfig, ReplicaMember,
-    WorkerCommand, WorkerConfig, WorkerStart, run_worker,
+    WorkerCommand, WorkerConfig, WorkerStart, die_with_parent, run_worker,
 };
 use kvasir_serve::{StepFeed, Visibility, metrics::EngineMetrics};
 use std::{
@@ -106,6 +106,7 @@ fn share_experts(
 impl Args {
     /// Runs the requests of the server process until that ends the worker.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
+        die_with_parent().map_err(Failure::failed)?;
         let Command::Serve(serve) = (line.parse)(self.arguments.clone())? else {
             return Err(Failure::usage(
                 "`worker` needs the arguments of `kvasir serve` after `--`; use `kvasir serve --dp N`",

@@ -9,6 +9,7 @@ mod bystander;
 mod doctor;
 mod embeddings;
 mod experts;
+mod faults;
 mod fleet;
 mod formats_beside_tools;
 mod full_context;

@@ -20,6 +20,7 @@ use crate::ranks::packed_bytes::{decode_bytes, encode_bytes};
 use kvasir_engine::{Inbox, Message, Nanos};
 use serde::{Deserialize, Serialize};
 use std::{
+    io::{self, Write},
     process,
     sync::{
         Arc, Mutex, PoisonError,
@@ -135,7 +136,8 @@ impl CommandReader {
     }
 
     fn exit(&self, why: &str) -> ! {
-        eprintln!("kvasir: rank {}: {why}", self.member.rank());
+        // A failure to write the log must not replace the exit.
+        let _ = writeln!(io::stderr(), "kvasir: rank {}: {why}", self.member.rank());
         process::exit(1);
     }
 }

@@ -34,7 +34,14 @@ impl fmt::Display for TokenizerError {
     }
 }
 
-impl std::error::Error for TokenizerError {}
+impl std::error::Error for TokenizerError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(error) => Some(error),
+            Self::Ended { .. } | Self::Refused { .. } => None,
+        }
+    }
+}
 
 impl From<io::Error> for TokenizerError {
     fn from(error: io::Error) -> Self {

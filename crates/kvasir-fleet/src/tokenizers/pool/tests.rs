@@ -53,7 +53,7 @@ fn start(identity: Identity, first_fault: Option<u32>) -> Result<TokenizerPool, 
 /// A tokenizer process, if this binary runs as one.
 #[test]
 fn process_main() {
-    let arguments = env::args().last().unwrap_or_default();
+    let arguments = env::args().next_back().unwrap_or_default();
     let Some(arguments) = arguments.strip_prefix("tokenizer:") else { return };
     let numbers: Vec<u32> = arguments.split(':').map(|number| number.parse().unwrap()).collect();
     let &[tokenizer, generation, fault] = &numbers[..] else { return };
