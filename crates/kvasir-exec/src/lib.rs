@@ -85,6 +85,7 @@
 //! `background.rs` runs an executor on its own thread. `ranks.rs` defines all-reduce and all-gather
 //! for tensor parallelism. `experts.rs` defines the exchange of rows for expert parallelism.
 //! `ranked.rs` keeps the executor of a rank or a replica in lockstep with the others.
+//! `whole_sequences.rs` checks the steps of encoders.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.
@@ -102,6 +103,7 @@ mod padding;
 mod ranked;
 mod ranks;
 mod sampler_row;
+mod whole_sequences;
 
 pub use crate::background::Background;
 pub use crate::batch::{Batch, BatchRow, Drafts, IN_FLIGHT, PoolRow, RowKind, StepKind};

@@ -75,8 +75,8 @@ pub struct Output {
     /// Raw logits at every sampled position, `vocab` numbers each; empty unless
     /// [`Batch::logits`](crate::batch::Batch::logits) is set.
     pub logits: Vec<f32>,
-    /// Hidden states after the final norm: one per row that [wants
-    /// one](crate::batch::BatchRow::wants_hidden), in row order.
+    /// Hidden states after the final norm, or pooled vectors or scores of an encoder: one per row
+    /// that [wants one](crate::batch::BatchRow::wants_hidden), in row order.
     #[serde(default)]
     pub hidden: Vec<f32>,
     /// Rows of the batch whose logits contained NaN or +infinity, in ascending order; they have no
@@ -154,6 +154,24 @@ impl Output {
     pub fn only_token(&self, i: usize) -> Option<Token> {
         let span = self.rows.get(i)?.tokens;
         if span.len == 1 { self.tokens.get(span.start as usize).copied() } else { None }
+    }
+
+    /// Appends the results of an encoder's rows, which sample no token: `pooled` has a vector for each
+    /// row that samples. A row whose vector is not finite is broken.
+    pub fn push_pooled(&mut self, rows: &[BatchRow], pooled: &[f32]) {
+        let samples = |row: &&BatchRow| row.samples();
+        let width = pooled.len().checked_div(rows.iter().filter(samples).count()).unwrap_or(0);
+        let mut vectors = pooled.chunks_exact(width.max(1));
+        for row in rows {
+            let vector = if row.samples() { vectors.next() } else { None }.unwrap_or_default();
+            if vector.iter().any(|number| !number.is_finite()) {
+                self.broken.push(self.rows.len() as u32);
+            }
+            if row.wants_hidden() {
+                self.hidden.extend_from_slice(vector);
+            }
+            self.rows.push(OutputRow::default());
+        }
     }
 
     /// Appends the result of the next row of the batch, in its order; `drawn` keeps its capacity.

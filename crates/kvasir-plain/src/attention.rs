@@ -92,13 +92,13 @@ pub(crate) fn select_keys(
 }
 
 /// Iterates over all queries of a step: token index, the entries its row reads, and those visible
-/// through `window`.
+/// in a layer.
 pub(crate) fn for_each_query<'a>(
     plan: &'a Plan,
     reads: &'a [Reads],
-    window: Option<u32>,
+    layer: &'a LayerFacts,
 ) -> impl Iterator<Item = (usize, &'a Reads, Vec<u32>)> {
     plan.rows.iter().zip(reads).flat_map(move |(row, reads)| {
-        row.queries.range().enumerate().map(move |(q, token)| (token, reads, reads.visible(plan, q, window)))
+        row.queries.range().enumerate().map(move |(q, token)| (token, reads, reads.visible(plan, q, layer)))
     })
 }

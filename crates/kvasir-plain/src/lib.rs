@@ -15,6 +15,8 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod elementwise;
+mod encoder;
 mod exchanged_mixture;
 mod executor;
 mod mask;

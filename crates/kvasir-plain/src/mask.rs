@@ -2,13 +2,15 @@
 //!
 //! An entry is visible to a query when all of these hold:
 //!
-//! 1. Causal: its position is at or before the query's.
+//! 1. Causal: its position is at or before the query's, or at most the layer's look-ahead behind it.
 //! 2. Sliding window: `query - entry < window`, if the layer has one.
-//! 3. Draft tree: if this step writes it as a draft, it is the query itself or an ancestor.
+//! 3. Draft tree: if this step writes it as a draft, it is the query itself or an ancestor. Layers
+//!    that look ahead have no drafts.
 //! 4. The plan's explicit mask has its bit set. The read holds the entries of all rows of the step.
 
 use kvasir_exec::{Batch, BatchRow};
 use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot};
+use kvasir_program::LayerFacts;
 use std::collections::HashMap;
 
 /// The entries that one row of a step reads, and what each of its queries may attend to.
@@ -39,14 +41,16 @@ impl Reads {
         Self { entries, row: *row, nodes, parents, first_node }
     }
 
-    /// Indices of the entries visible to `query` (counted within the row) through a window, in
-    /// order of position.
-    pub(crate) fn visible(&self, plan: &Plan, query: usize, window: Option<u32>) -> Vec<u32> {
+    /// Indices of the entries visible to `query` (counted within the row) in a layer, in order of
+    /// position.
+    pub(crate) fn visible(&self, plan: &Plan, query: usize, layer: &LayerFacts) -> Vec<u32> {
         let position = plan.positions[self.row.queries.range()][query];
         let sees = |entry: usize| {
             let (pool, slot, at) = self.entries[entry];
-            let in_reach = at <= position && window.is_none_or(|w| position - at < w);
-            let node = if pool == PoolId(0) { self.nodes.get(&slot) } else { None };
+            let in_reach = at <= position.saturating_add(layer.lookahead)
+                && layer.window.is_none_or(|window| position.saturating_sub(at) < window);
+            let drafts = pool == PoolId(0) && layer.lookahead == 0;
+            let node = if drafts { self.nodes.get(&slot) } else { None };
             let is_shown = plan.sees(&self.row, query as u32, entry as u32);
             in_reach && is_shown && node.is_none_or(|node| self.descends(query, *node))
         };

@@ -35,6 +35,29 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
+/// The error function, in f64: its Taylor series up to 3, beyond it the continued fraction of erfc.
+fn erf(x: f64) -> f64 {
+    let z = x.abs();
+    let value = if z < 3.0 {
+        let (mut term, mut sum) = (z, z);
+        for n in 1..60 {
+            term *= -z * z / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * std::f64::consts::FRAC_2_SQRT_PI
+    } else {
+        let fraction = (1..40).rev().fold(z, |below, n| z + f64::from(n) / 2.0 / below);
+        1.0 - (-z * z).exp() / fraction / std::f64::consts::PI.sqrt()
+    };
+    value.copysign(x)
+}
+
+/// GELU by the error function.
+pub(crate) fn gelu(x: f32) -> f32 {
+    let x = f64::from(x);
+    (0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))) as f32
+}
+
 /// Top-k: the indices of the `k` largest values, in descending order; the lower index first among
 /// equals.
 pub(crate) fn largest(values: &[f32], k: usize) -> Vec<u32> {
@@ -42,4 +65,25 @@ pub(crate) fn largest(values: &[f32], k: usize) -> Vec<u32> {
     ids.sort_by(|a, b| values[*b as usize].total_cmp(&values[*a as usize]).then(a.cmp(b)));
     ids.truncate(k);
     ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::gelu;
+
+    #[test]
+    fn gelu_has_the_published_values() {
+        for (x, expected) in [
+            (0.0, 0.0),
+            (1.0, 0.841_344_8),
+            (-1.0, -0.158_655_26),
+            (3.0, 2.995_950_2),
+            (-3.0, -0.004_049_694),
+            (5.0, 4.999_998_6),
+            (-5.0, -1.433_258e-6),
+        ] {
+            let error = (gelu(x) - expected).abs();
+            assert!(error <= 1e-6 * expected.abs().max(1e-3), "{x}: {}", gelu(x));
+        }
+    }
 }

@@ -3,7 +3,7 @@
 //! Routing: score (softmax or sigmoid), add the correction bias, mask out all but the best groups,
 //! take the top k, renormalize, scale. The correction bias affects the selection only.
 
-use crate::math::{add_scaled, largest, sigmoid, softmax};
+use crate::math::{add_scaled, gelu, largest, sigmoid, softmax};
 use crate::weights::Weights;
 use kvasir_program::{Activation, Experts, Routing, Score};
 
@@ -84,6 +84,7 @@ pub(crate) fn gated(gate: f32, up: f32, activation: Activation) -> f32 {
         Activation::Sigmoid => sigmoid(gate) * up,
         Activation::Identity => gate * up,
         Activation::Relu => gate.max(0.0) * up,
+        Activation::Gelu => gelu(gate) * up,
         Activation::ClampedSwiglu { alpha, limit } => {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             gate * sigmoid(alpha * gate) * (up + 1.0)

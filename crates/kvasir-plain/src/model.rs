@@ -25,7 +25,7 @@ impl PlainModel {
         let mut compile = |program: &Program| {
             let weights = Weights::load(program, checkpoint, &mut shared)?;
             let keep: Vec<_> =
-                program.taps.iter().map(|(_, value)| *value).chain(program.head_input()).collect();
+                program.taps.iter().map(|(_, value)| *value).chain(program.hidden_output()).collect();
             let buffers = Buffers::plan(program, &keep);
             Ok(Arc::new(Compiled { program: program.clone(), weights, buffers }))
         };
@@ -46,7 +46,8 @@ impl PlainModel {
 pub struct Pass {
     /// Logits of the sampled rows, `vocab` numbers each.
     pub logits: Vec<f32>,
-    /// The LM head's inputs for those rows (after the final norm).
+    /// The LM head's inputs for those rows (after the final norm); of an encoder, its pooled vectors
+    /// or scores.
     pub hidden: Vec<f32>,
     /// The requested taps, one row per token.
     pub taps: Vec<(Tap, Vec<f32>)>,

@@ -8,6 +8,7 @@
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
 use crate::attention::{Attention, Pools, for_each_query, select_keys};
+use crate::elementwise::elementwise;
 use crate::exchanged_mixture::{RoutedRows, exchanged_mixture};
 use crate::mask::Reads;
 use crate::math::dot;
@@ -35,6 +36,8 @@ pub(crate) struct Job<'a> {
     pub(crate) plan: &'a Plan,
     /// Input tokens, with those in flight resolved.
     pub(crate) tokens: &'a [Token],
+    /// Position at which the second text of each row's sequence starts; 0 without one.
+    pub(crate) second_texts: &'a [u32],
     /// Maximum length of each row's sequence; selects LongRoPE frequencies.
     pub(crate) final_lens: &'a [u32],
     /// The target's hidden states, one row per token, for MTP programs.
@@ -47,13 +50,13 @@ pub(crate) struct Job<'a> {
 
 /// The execution state of one step.
 pub(crate) struct Run<'a> {
-    job: Job<'a>,
+    pub(crate) job: Job<'a>,
     own: &'a mut Pool,
     reads: Vec<Reads>,
     /// Batch row of each token.
-    row_of: Vec<usize>,
+    pub(crate) row_of: Vec<usize>,
     /// Indices of the tokens whose logits are wanted.
-    sampled: Vec<usize>,
+    pub(crate) sampled: Vec<usize>,
     memory: Vec<Vec<f32>>,
     routes: HashMap<ValueId, Vec<Routes>>,
     selections: HashMap<ValueId, Vec<Vec<u32>>>,
@@ -139,6 +142,7 @@ impl<'a> Run<'a> {
                     y.iter_mut().zip(row).for_each(|(y, x)| *y = x * scale);
                 }
             }
+            Op::Lookup { table, index, .. } => self.lookup(*table, *index, y, width),
             Op::Hidden { .. } => y.copy_from_slice(self.job.hidden),
             Op::Norm { x, kind, weight, bias, eps, groups, .. } => {
                 let group = width / groups;
@@ -201,6 +205,10 @@ impl<'a> Run<'a> {
                 let operands = self.value(*a).iter().zip(self.value(*b));
                 y.iter_mut().zip(operands).for_each(|(y, (a, b))| *y = a + b);
             }
+            Op::Elementwise { x, function, .. } => {
+                y.iter_mut().zip(self.value(*x)).for_each(|(y, x)| *y = elementwise(*x, *function));
+            }
+            Op::Pool { x, pooling, .. } => self.pool(*x, *pooling, y, width),
             Op::Mixture { x, routes, experts, .. } => {
                 if let Some(exchange) = self.job.experts {
                     let (routes, chosen) = (&self.routes[routes][..], self.job.program.chosen(op));
@@ -324,18 +332,18 @@ impl<'a> Run<'a> {
     /// Attention of all queries; K and V of this step are in the pool already.
     fn attend(&self, op: &Op, y: &mut [f32], width: usize) {
         let Op::UpdateAndAttend { q, layer, scale, soft_cap, sinks, selection, .. } = op else { return };
-        let facts = self.job.program.layers[layer.0 as usize];
+        let facts = &self.job.program.layers[layer.0 as usize];
         let sinks = sinks.map(|sinks| &self.job.weights.get(sinks.weight)[sinks.offset..]);
         let attention = Attention {
             layer: *layer,
-            facts,
+            facts: *facts,
             scale: *scale,
             soft_cap: *soft_cap,
             sinks,
             pools: self.pools(),
         };
         let (q, q_width) = (self.value(*q), self.width(*q));
-        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts.window) {
+        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
             let visible = selection.map_or(&visible, |s| &self.selections[&s][token]);
             let q = &q[token * q_width..(token + 1) * q_width];
             attention.query(reads, visible, q, &mut y[token * width..(token + 1) * width]);
@@ -344,13 +352,13 @@ impl<'a> Run<'a> {
 
     /// The indexer: selected entries per token, by index into the entries of its row.
     fn select(&self, q: ValueId, weights: ValueId, layer: LayerId, top_k: usize) -> Vec<Vec<u32>> {
-        let window = self.job.program.layers[layer.0 as usize].window;
+        let facts = &self.job.program.layers[layer.0 as usize];
         let mut selections = vec![Vec::new(); self.job.tokens.len()];
         let row = |value: ValueId, token: usize| {
             let width = self.width(value);
             &self.value(value)[token * width..(token + 1) * width]
         };
-        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, window) {
+        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
             let (q, weights) = (row(q, token), row(weights, token));
             selections[token] = select_keys(&self.pools(), layer, reads, &visible, q, weights, top_k);
         }

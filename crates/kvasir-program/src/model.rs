@@ -8,6 +8,7 @@ use crate::builder::Builder;
 use crate::builder::config::Config;
 use crate::builder::source::Source;
 use crate::error::{ProgramError, Result};
+use crate::ir::pooling::Pooling;
 use crate::ir::program::{Program, Purpose};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -22,6 +23,17 @@ pub struct Model {
     pub predictions: Vec<Program>,
 }
 
+/// Refuses vectors that a decoder cannot give: it returns the hidden state of the last token.
+fn check_pooling(target: &Program, config: Config<'_>) -> Result<()> {
+    match config.text("pooling_mode")? {
+        Some(other) if !target.is_encoder() && other != Pooling::Last.name() => {
+            Err(config
+                .bad("pooling_mode", format!("is {other:?}, only \"lasttoken\" is supported for decoders")))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Model {
     /// Builds the programs and checks the checkpoint against them. A missing, misshapen or unused
     /// tensor is an error that names it.
@@ -33,6 +45,7 @@ impl Model {
         let mut b = Builder::new(source, config, architecture.name(), Purpose::Target)?;
         (architecture.target)(&mut b)?;
         let (target, mut unread) = (b.program, b.unread);
+        check_pooling(&target, Config::new(config))?;
         let mut predictions = Vec::new();
         if let Some(build) = architecture.prediction {
             let facts = Config::new(config);

@@ -1,7 +1,7 @@
 //! One layer's attention in one step: its operands, and the shapes that follow from them.
 
 use crate::attention::softmax::state::ScoreScaling;
-use crate::attention::views::Views;
+use crate::attention::views::{View, Views};
 use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, STEP};
 use crate::memory::kv_pool::{LayerPool, Pool};
@@ -42,6 +42,17 @@ impl LayerAttention<'_> {
     pub(crate) fn window_from(&self, token: usize) -> i32 {
         let position = self.positions[token] as i64;
         self.facts.window.map_or(0, |w| (position - i64::from(w) + 1).max(0) as i32)
+    }
+
+    /// Number of entries that a query of a view sees: a prefix of its list, cut at the layer's
+    /// look-ahead.
+    pub(crate) fn visible(&self, view: &View, query: usize) -> usize {
+        let all = view.visible(query);
+        match self.facts.lookahead {
+            0 | u32::MAX => all,
+            // The view of an encoder lists all positions of a sequence, from 0 on.
+            ahead => all.min(self.positions[view.token + query] as usize + ahead as usize + 1),
+        }
     }
 
     pub(crate) fn scaling(&self) -> ScoreScaling {

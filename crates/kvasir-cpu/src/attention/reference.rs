@@ -31,7 +31,7 @@ pub(crate) fn naive(a: &LayerAttention<'_>, out: &mut [f32]) {
                 .chunks(view)
                 .iter()
                 .flat_map(|chunk| a.views.entries(chunk))
-                .take(view.visible(query))
+                .take(a.visible(view, query))
                 .filter(|entry| entry.2 >= from);
             let seen: Vec<(f64, Vec<f32>)> = seen
                 .map(|(pool, slot, _)| {
@@ -104,7 +104,7 @@ pub(crate) fn bf16_dot_order(a: &LayerAttention<'_>, out: &mut [f32]) {
                 let mut rows = ChunkEntries { entry: [1; CHUNK], position: [0; CHUNK] };
                 let bounds = MaskBounds { visible: [1; LANES], from: [0; LANES] };
                 for (number, (pool, slot, position)) in (chunk.first as usize..).zip(a.views.entries(chunk)) {
-                    if number < view.visible(query) && position >= from {
+                    if number < a.visible(view, query) && position >= from {
                         let (pool, row) = (a.pool(pool), position as usize % CHUNK);
                         let key: Vec<f32> = read(&pool.keys, slot, kv_head, kd);
                         (scores[row], rows.entry[row]) = ([score(&key, &q); LANES], 0);

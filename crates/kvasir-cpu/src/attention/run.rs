@@ -117,7 +117,7 @@ impl LayerAttention<'_> {
         out: &DisjointRows<'_>,
     ) {
         s.prepare(HeadShape::of(self.facts), item.heads.len(), item.tokens.len() * self.per_head());
-        item.list_tokens(self.views, &mut s.tokens);
+        item.list_tokens(self, &mut s.tokens);
         let (first, last) = item.group.spans;
         for span in &self.views.spans[first..last] {
             self.span(kernel, item, span, s, kv_queue);

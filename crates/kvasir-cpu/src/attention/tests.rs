@@ -22,7 +22,15 @@ const HISTORY: usize = 200;
 const HEADS: usize = 6;
 
 fn facts(window: Option<u32>, key_dim: usize) -> LayerFacts {
-    LayerFacts { kv_heads: 2, key_dim, value_dim: 48, value_in_key: false, window, index_dim: 0 }
+    LayerFacts {
+        kv_heads: 2,
+        key_dim,
+        value_dim: 48,
+        value_in_key: false,
+        window,
+        lookahead: 0,
+        index_dim: 0,
+    }
 }
 
 /// A pool in which the rows of position `p` are in slot `slot(p)`.

@@ -1,5 +1,6 @@
 //! Units of attention work: a work item, and the chunks and query blocks that are processed together.
 
+use crate::attention::layer::LayerAttention;
 use crate::attention::query_blocks::{QueryBlock, QueryBlocks};
 use crate::attention::softmax::state::ScoreScaling;
 use crate::attention::views::{PrefixGroup, Views, VisibleChunk};
@@ -21,12 +22,12 @@ pub(crate) struct WorkItem<'v> {
 
 impl WorkItem<'_> {
     /// Lists the item's tokens: the index of each in the step, and how many entries it sees.
-    pub(crate) fn list_tokens(&self, views: &Views, tokens: &mut Vec<(usize, i32)>) {
+    pub(crate) fn list_tokens(&self, a: &LayerAttention<'_>, tokens: &mut Vec<(usize, i32)>) {
         tokens.clear();
         let mut at = 0;
-        for view in views.in_order(self.group.views) {
+        for view in a.views.in_order(self.group.views) {
             let queries = self.tokens.start.max(at)..self.tokens.end.min(at + view.tokens);
-            tokens.extend(queries.map(|t| (view.token + t - at, view.visible(t - at) as i32)));
+            tokens.extend(queries.map(|t| (view.token + t - at, a.visible(view, t - at) as i32)));
             at += view.tokens;
         }
     }

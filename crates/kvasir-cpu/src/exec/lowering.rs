@@ -1,6 +1,6 @@
 //! Operator fusion: decides how each op of a program runs on this backend, and where values live.
 //!
-//! - A norm or an activation gate whose result only matrices read is fused into the GEMM that
+//! - A norm, an activation or a gate whose result only matrices read is fused into the GEMM that
 //!   follows: each row is computed just before it is quantized, and never stored.
 //! - A norm before a rotary embedding runs in the rotary's buffer.
 //! - Neighboring matrices with the same input are multiplied in one pass (fused QKV, fused gate and
@@ -56,7 +56,7 @@ impl Lowered {
 
 /// Which ops are fused into the next one: their rows are computed where read, and never stored.
 ///
-/// A norm or a gate that only matrices read produces each row just before it is quantized; a norm
+/// A norm, an activation or a gate that only matrices read produces each row just before it is quantized; a norm
 /// before a rotary embedding writes in its buffer. The arithmetic is the same, so results are
 /// bit-identical. Values in `keep` are stored.
 fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<bool> {
@@ -64,7 +64,9 @@ fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<boo
         let op = &program.ops[at];
         let taken = |by: &Op| by.inputs().any(|value| value == op.out());
         let Some(next) = program.ops.get(at + 1).filter(|next| taken(next)) else { return false };
-        if !matches!(op, Op::Norm { .. } | Op::Gate { .. }) || keep.contains(&op.out()) {
+        if !matches!(op, Op::Norm { .. } | Op::Gate { .. } | Op::Elementwise { .. })
+            || keep.contains(&op.out())
+        {
             return false;
         }
         let last = (at + 1..program.ops.len()).rfind(|i| taken(&program.ops[*i])).unwrap_or(at);

@@ -117,7 +117,7 @@ impl CpuModel {
             watch(done, program.ops.len());
             let op = &program.ops[at];
             weights[at] = op_weights(op, &mut packer)?;
-            if let Op::Embed { table, .. } = op {
+            if let Op::Embed { table, .. } | Op::Lookup { table, .. } = op {
                 packer.check_row_access(*table)?;
             }
             for id in vectors_of(op) {
@@ -126,7 +126,7 @@ impl CpuModel {
                 }
             }
         }
-        let keep = program.head_input();
+        let keep = program.hidden_output();
         let lowered = Lowered::new(&program, &weights, keep.as_slice());
         Ok(Self {
             whole: whole.clone(),
@@ -250,7 +250,7 @@ impl CpuModel {
         let place = |op| if gathers(op) { None } else { laid.next() }.unwrap_or(OpWeights::None);
         self.weights = program.ops.iter().map(place).collect();
         self.program = program;
-        let all: Vec<ValueId> = keep.iter().copied().chain(self.program.head_input()).collect();
+        let all: Vec<ValueId> = keep.iter().copied().chain(self.program.hidden_output()).collect();
         self.lowered = Lowered::new(&self.program, &self.weights, &all);
         self.taps = taps.iter().copied().zip(keep).collect();
         Ok(self)
@@ -314,8 +314,11 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
             down: many(&experts.down)?,
         },
         Op::Embed { .. }
+        | Op::Lookup { .. }
         | Op::Hidden { .. }
         | Op::Norm { .. }
+        | Op::Elementwise { .. }
+        | Op::Pool { .. }
         | Op::Slice { .. }
         | Op::Concat { .. }
         | Op::Rotary { .. }
@@ -341,6 +344,9 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         Op::UpdateAndAttend { sinks, .. } => [sinks.map(|sinks| sinks.weight), None],
         Op::Route { routing, .. } => [routing.correction, routing.expert_scale],
         Op::Embed { .. }
+        | Op::Lookup { .. }
+        | Op::Elementwise { .. }
+        | Op::Pool { .. }
         | Op::Hidden { .. }
         | Op::Linear { .. }
         | Op::GroupLinear { .. }

@@ -133,6 +133,8 @@ impl PlainExecutor {
         let (batch, plan) = (&step.batch, &step.plan);
         let final_len = |row: &kvasir_exec::BatchRow| self.rows[row.pool_row.0 as usize].spec.final_len;
         let final_lens: Vec<u32> = batch.rows.iter().map(final_len).collect();
+        let second_text = |row: &kvasir_exec::BatchRow| self.rows[row.pool_row.0 as usize].spec.second_text;
+        let second_texts: Vec<u32> = batch.rows.iter().map(second_text).collect();
         let Compiled { program, weights, buffers } = &*self.compiled;
         let job = Job {
             program,
@@ -142,6 +144,7 @@ impl PlainExecutor {
             batch,
             plan,
             tokens,
+            second_texts: &second_texts,
             final_lens: &final_lens,
             hidden: hidden.unwrap_or_default(),
             ranks: self.ranks.as_deref(),
@@ -152,7 +155,7 @@ impl PlainExecutor {
         let value = |tap: Tap| program.tap(tap).map_or_else(Vec::new, |v| run.value(v).to_vec());
         Ok(Pass {
             logits: program.logits().map_or_else(Vec::new, |v| run.value(v).to_vec()),
-            hidden: program.head_input().map_or_else(Vec::new, |v| run.value(v).to_vec()),
+            hidden: program.hidden_output().map_or_else(Vec::new, |v| run.value(v).to_vec()),
             taps: taps.iter().map(|tap| (*tap, value(*tap))).collect(),
         })
     }
@@ -166,6 +169,9 @@ impl PlainExecutor {
         let replicas = self.experts.as_ref().map_or(1, |experts| experts.count());
         program.check_replicas(replicas).map_err(StepError::Failed)?;
         step.check_sizes(self.limits.tokens)?;
+        if program.is_encoder() {
+            step.check_whole_sequences()?;
+        }
         if plan.kind != PlanKind::Explicit {
             return fail(format!("plan of kind {:?} where explicit masks are required", plan.kind));
         }
@@ -218,6 +224,11 @@ impl PlainExecutor {
         }
         let (vocab, width) = (self.compiled.program.vocab, self.compiled.program.hidden);
         let Step { batch, plan, output } = step;
+        if self.compiled.program.is_encoder() {
+            output.push_pooled(&batch.rows, &hidden);
+            output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            return Ok(());
+        }
         let (mut rest, mut states, mut work) = (logits.as_slice(), hidden.as_slice(), Vec::new());
         for row in &batch.rows {
             if row.kind == RowKind::Dummy {

@@ -6,6 +6,8 @@
 //! `docs/reference/models.md`. To add one, write its file and add it to `ALL`; a missing part is a
 //! compile error or fails `kvasir-formats/tests/architectures.rs`.
 
+pub(crate) mod base_names;
+pub(crate) mod bert;
 pub(crate) mod class;
 pub(crate) mod config_defaults;
 pub(crate) mod deepseek;
@@ -22,6 +24,7 @@ pub(crate) mod minimax_m2;
 pub(crate) mod ministral3;
 pub(crate) mod mistral;
 pub(crate) mod mixtral;
+pub(crate) mod modernbert;
 pub(crate) mod nearest;
 pub(crate) mod nemotron_h;
 pub(crate) mod olmo3;
@@ -90,6 +93,8 @@ const ALL: &[&Architecture] = &[
     &minimax_m2::MINIMAX_M2,
     &deepseek::DEEPSEEK_V3,
     &deepseek::DEEPSEEK_V32,
+    &bert::BERT,
+    &modernbert::MODERN_BERT,
 ];
 
 impl Architecture {
@@ -111,6 +116,11 @@ impl Architecture {
     /// `model_type` of its first class.
     pub fn model_type(&self) -> &'static str {
         self.classes.first().map_or("", |class| class.model_type)
+    }
+
+    /// Whether it embeds or scores whole texts and generates none.
+    pub fn is_encoder(&self) -> bool {
+        [bert::BERT.name(), modernbert::MODERN_BERT.name()].contains(&self.name())
     }
 
     /// Whether it has multi-token-prediction (MTP) layers.

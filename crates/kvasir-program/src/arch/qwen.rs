@@ -13,6 +13,7 @@ use crate::builder::Builder;
 use crate::builder::rope_config::RopeConfig;
 use crate::error::Result;
 use crate::gguf::Gguf;
+use crate::gguf::encoder::POOLING;
 use crate::gguf::heads::{HEADS, QKV_BIAS};
 use crate::ir::rope::RopeId;
 use crate::ir::value::ValueId;
@@ -44,9 +45,9 @@ pub(crate) static QWEN3: Architecture = Architecture {
         claims: |_| true,
         tensors: &[],
         transforms: &[],
-        rules: &[HEADS, QKV_BIAS],
+        rules: &[HEADS, QKV_BIAS, POOLING],
     },
-    models: "Qwen3",
+    models: "Qwen3, Qwen3-Embedding",
     specifics: "per-head norms; prediction layers, if there are any",
     defaults: |config| {
         let window = [("sliding_window", 4096.into()), ("max_window_layers", 28.into())];

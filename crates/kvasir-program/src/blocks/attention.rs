@@ -172,6 +172,7 @@ impl Attention {
             value_dim: self.head_dim,
             value_in_key: false,
             window,
+            lookahead: 0,
             index_dim: 0,
         });
         let attend =

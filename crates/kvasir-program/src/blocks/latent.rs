@@ -104,6 +104,7 @@ impl Latent {
             value_dim: self.rank,
             value_in_key: true,
             window: None,
+            lookahead: 0,
             index_dim: self.indexer.map_or(0, |i| i.dim),
         });
         let (q_latent, q) = self.queries(b, &p, x)?;

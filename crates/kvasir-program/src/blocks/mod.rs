@@ -2,7 +2,9 @@
 //! MoE, the decoder stack, sliding windows.
 
 pub(crate) mod attention;
+pub(crate) mod classifier;
 pub(crate) mod decoder;
+pub(crate) mod encoder;
 pub(crate) mod feed_forward;
 pub(crate) mod gated_delta;
 pub(crate) mod grouped;

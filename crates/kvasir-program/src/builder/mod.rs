@@ -4,6 +4,8 @@
 //! Every error names the config key or the tensor. No tensor data is read.
 
 pub(crate) mod config;
+pub(crate) mod encoder_ops;
+pub(crate) mod position_table;
 pub(crate) mod recurrent;
 pub(crate) mod rope_config;
 pub(crate) mod source;

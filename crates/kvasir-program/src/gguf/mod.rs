@@ -8,6 +8,7 @@
 //! [`WrittenMetadata`] what a file is to say. Guarded by `kvasir-formats/tests/architectures.rs`,
 //! which loops over all architectures.
 
+pub(crate) mod encoder;
 pub(crate) mod experts;
 pub(crate) mod heads;
 pub(crate) mod latent;

@@ -17,16 +17,26 @@ pub(crate) const SIZES: &[Rule] = &[
     Rule::Code { read: read_vocabulary, write: write_vocabulary },
 ];
 
-/// Hybrid models may have the epsilon under the key of LayerNorm.
+/// Epsilons of RMSNorm and of LayerNorm. Hybrid models may have that of their RMSNorms under the second
+/// key.
+const EPSILONS: [(&str, &str); 2] =
+    [(EPSILON, "rms_norm_eps"), ("attention.layer_norm_epsilon", "layer_norm_eps")];
+
 fn read_epsilon(r: &mut ConfigReader<'_>) -> Result<()> {
-    let found = r.number(EPSILON).or_else(|| r.number("attention.layer_norm_epsilon"));
-    r.set("rms_norm_eps", found.ok_or_else(|| ConfigReader::missing(EPSILON))?);
+    let found = EPSILONS.into_iter().find_map(|(key, config)| Some((config, r.number(key)?)));
+    let (config, epsilon) = found.ok_or_else(|| ConfigReader::missing(EPSILON))?;
+    r.set("rms_norm_eps", epsilon.clone());
+    r.set(config, epsilon);
     Ok(())
 }
 
 fn write_epsilon(w: &mut MetadataWriter<'_>) -> Result<()> {
-    let found = w.config.opt_float("rms_norm_eps")?;
-    found.into_iter().for_each(|eps| w.float(EPSILON, eps));
+    for (key, config) in EPSILONS {
+        if let Some(epsilon) = w.config.opt_float(config)? {
+            w.float(key, epsilon);
+            break;
+        }
+    }
     Ok(())
 }
 

@@ -10,6 +10,8 @@ pub enum Activation {
     Silu,
     /// GeGLU: gelu(gate) * up, with the tanh approximation of GELU.
     GeluTanh,
+    /// GeGLU: gelu(gate) * up, with GELU by the error function.
+    Gelu,
     /// Output gate: sigmoid(gate) * up.
     Sigmoid,
     /// Product: gate * up.

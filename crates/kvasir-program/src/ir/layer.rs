@@ -17,9 +17,13 @@ pub struct LayerFacts {
     pub value_dim: usize,
     /// The value is the first `value_dim` elements of the key and is not stored again (MLA).
     pub value_in_key: bool,
-    /// Sliding window: key `j` is visible to query `i` when `0 <= i - j < window`. `None` is full
+    /// Sliding window: key `j` is visible to query `i` when `i - j < window`. `None` is full
     /// attention.
     pub window: Option<u32>,
+    /// Later positions that a query sees: key `j` is visible to query `i` when `j - i <= lookahead`.
+    /// 0 is causal attention, `u32::MAX` attention over the whole sequence (encoders).
+    #[serde(default)]
+    pub lookahead: u32,
     /// Elements of the indexer key that is stored beside K and V (sparse attention); 0 without an
     /// indexer.
     pub index_dim: usize,

@@ -3,14 +3,18 @@
 //!
 //! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only
 //! [`Op::UpdateAndAttend`] and [`Op::SelectKeys`] read other rows, through the KV cache, and
-//! [`Op::ShortConv`], [`Op::GatedDelta`] and [`Op::SelectiveScan`], through recurrent states. Shapes
-//! are not stored in ops: they follow from the values and matrices.
+//! [`Op::ShortConv`], [`Op::GatedDelta`] and [`Op::SelectiveScan`], through recurrent states, and
+//! [`Op::Pool`], those of its own sequence in the step. Shapes are not stored in ops: they follow from
+//! the values and matrices.
 //!
 //! Backends may fuse ops; the reference semantics are those of `kvasir-plain/src/run.rs`.
 
 use crate::ir::activation::Activation;
+use crate::ir::elementwise::Elementwise;
 use crate::ir::layer::LayerId;
+use crate::ir::lookup::LookupIndex;
 use crate::ir::moe::{Experts, Routing};
+use crate::ir::pooling::Pooling;
 use crate::ir::recurrent::{DeltaForm, ScanForm, StateId};
 use crate::ir::rope::RopeId;
 use crate::ir::value::ValueId;
@@ -78,6 +82,15 @@ pub enum Op {
         table: WeightId,
         /// Factor (Gemma: sqrt(hidden)).
         scale: f32,
+        /// Result.
+        out: ValueId,
+    },
+    /// Lookup in a table of another index than the token: `out = table[index]`.
+    Lookup {
+        /// The table.
+        table: WeightId,
+        /// What selects the row.
+        index: LookupIndex,
         /// Result.
         out: ValueId,
     },
@@ -184,8 +197,8 @@ pub enum Op {
     /// Attention: writes K and V, if given, to the layer's KV cache slots, then attends to every
     /// entry that the plan makes visible.
     ///
-    /// The plan decides visibility (causal, token tree, shared prefix); the layer's sliding window
-    /// narrows it.
+    /// The plan decides visibility (causal, token tree, shared prefix, whole sequence); the layer's
+    /// sliding window and look-ahead narrow it.
     UpdateAndAttend {
         /// Queries. Their head count is a multiple of the KV heads (GQA): consecutive query heads
         /// share a KV head.
@@ -294,6 +307,15 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
+    /// Activation of one operand: `out = function(x)`, element by element.
+    Elementwise {
+        /// Operand.
+        x: ValueId,
+        /// The function.
+        function: Elementwise,
+        /// Result.
+        out: ValueId,
+    },
     /// Elementwise sum (residual connection).
     Add {
         /// First operand.
@@ -340,6 +362,15 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
+    /// Pools each sequence of the step to one row. The step must hold the whole sequence.
+    Pool {
+        /// Operand, a row per token.
+        x: ValueId,
+        /// How rows are combined.
+        pooling: Pooling,
+        /// Result, a row per sampled token, which is the last of its sequence.
+        out: ValueId,
+    },
     /// The LM head: hidden states to logits.
     Head {
         /// Operand.
@@ -359,7 +390,7 @@ pub enum Op {
 macro_rules! operands {
     ($op:ident, $as_part:ident) => {
         match $op {
-            Self::Embed { .. } | Self::Hidden { .. } => [None, None, None, None, None],
+            Self::Embed { .. } | Self::Lookup { .. } | Self::Hidden { .. } => [None, None, None, None, None],
             Self::Norm { x, .. }
             | Self::Linear { x, .. }
             | Self::GroupLinear { x, .. }
@@ -368,6 +399,8 @@ macro_rules! operands {
             | Self::ShortConv { x, .. }
             | Self::Scale { x, .. }
             | Self::Collect { x, .. }
+            | Self::Elementwise { x, .. }
+            | Self::Pool { x, .. }
             | Self::Gather { x, .. }
             | Self::Head { x, .. } => [Some(x), None, None, None, None],
             Self::Route { scores, .. } => [Some(scores), None, None, None, None],
@@ -391,6 +424,7 @@ macro_rules! result {
     ($op:ident) => {
         match $op {
             Self::Embed { out, .. }
+            | Self::Lookup { out, .. }
             | Self::Hidden { out }
             | Self::Norm { out, .. }
             | Self::Linear { out, .. }
@@ -405,6 +439,8 @@ macro_rules! result {
             | Self::SelectiveScan { out, .. }
             | Self::Gate { out, .. }
             | Self::Scale { out, .. }
+            | Self::Elementwise { out, .. }
+            | Self::Pool { out, .. }
             | Self::Add { out, .. }
             | Self::Route { out, .. }
             | Self::Mixture { out, .. }
@@ -437,12 +473,15 @@ impl Op {
             | Self::Concat { .. }
             | Self::Gate { .. }
             | Self::Scale { .. }
+            | Self::Elementwise { .. }
             | Self::Add { .. }
             | Self::Route { .. }
             | Self::Mixture { .. }
             | Self::Collect { .. } => true,
             Self::Embed { .. }
+            | Self::Lookup { .. }
             | Self::Hidden { .. }
+            | Self::Pool { .. }
             | Self::Rotary { .. }
             | Self::SelectKeys { .. }
             | Self::UpdateAndAttend { .. }

@@ -85,6 +85,7 @@ impl Program {
     fn print_op(&self, f: &mut Formatter<'_>, op: &Op) -> fmt::Result {
         match op {
             Op::Embed { table, scale, .. } => write!(f, "embed {} scale {scale}", self.name(*table)),
+            Op::Lookup { table, index, .. } => write!(f, "lookup {} {index:?}", self.name(*table)),
             Op::Hidden { .. } => write!(f, "hidden"),
             Op::Norm { x, kind, weight, bias, eps, groups, .. } => {
                 let kind = match kind {
@@ -146,6 +147,7 @@ impl Program {
                 write!(f, "scale {x} {factor}")?;
                 by.iter().try_for_each(|by| write!(f, " {}", self.name(*by)))
             }
+            Op::Elementwise { x, function, .. } => write!(f, "elementwise {x} {function:?}"),
             Op::Add { a, b, .. } => write!(f, "add {a} {b}"),
             Op::Route { scores, routing, .. } => {
                 write!(
@@ -167,6 +169,7 @@ impl Program {
             }
             Op::Collect { x, how, .. } => write!(f, "collect {x} {how:?}"),
             Op::Gather { x, .. } => write!(f, "gather {x}"),
+            Op::Pool { x, pooling, .. } => write!(f, "pool {x} {}", pooling.name()),
             Op::Head { x, matrix, scale, soft_cap, .. } => {
                 write!(f, "head {x} {}", self.matrix(matrix))?;
                 if *scale != 1.0 {

@@ -102,9 +102,9 @@ impl Program {
     pub const SCHEMA: u32 = 3;
 
     /// Sliding windows of the layers that may use a ring buffer instead of one row per position.
-    /// Layers with an indexer are excluded.
+    /// Layers with an indexer and those that look ahead are excluded.
     pub fn windows(&self) -> Vec<u32> {
-        let layers = self.layers.iter().filter(|layer| layer.index_dim == 0);
+        let layers = self.layers.iter().filter(|layer| layer.index_dim == 0 && layer.lookahead == 0);
         layers.filter_map(|layer| layer.window).collect()
     }
 
@@ -177,6 +177,26 @@ impl Program {
     /// The LM head's input: final-norm hidden states of the rows whose logits are wanted.
     pub fn head_input(&self) -> Option<ValueId> {
         self.ops.iter().rev().find(|op| matches!(op, Op::Head { .. }))?.inputs().next()
+    }
+
+    /// The value that executors return for a row with `Sampling::hidden`: the input of the LM head,
+    /// or the pooled vector or the scores of an encoder.
+    pub fn hidden_output(&self) -> Option<ValueId> {
+        if self.is_encoder() { self.ops.last().map(Op::out) } else { self.head_input() }
+    }
+
+    /// Whether it pools whole sequences instead of generating tokens.
+    pub fn is_encoder(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Pool { .. }))
+    }
+
+    /// Number of scores per sequence of a classifier; 0 for others. A classification head follows the
+    /// pooling.
+    pub fn labels(&self) -> usize {
+        match self.ops.last() {
+            Some(Op::Linear { matrix, .. }) if self.is_encoder() => matrix.outputs,
+            _ => 0,
+        }
     }
 
     /// The value of a tap, if the program has it.

@@ -45,7 +45,7 @@ impl Usage<'_> {
 
     fn op(&mut self, op: &Op) {
         match op {
-            Op::Embed { table, .. } => self.add_all(*table),
+            Op::Embed { table, .. } | Op::Lookup { table, .. } => self.add_all(*table),
             Op::Norm { weight, bias, .. } => {
                 weight.iter().chain(bias).for_each(|id| self.add_all(*id));
             }
@@ -80,6 +80,8 @@ impl Usage<'_> {
             | Op::SelectKeys { .. }
             | Op::UpdateAndAttend { sinks: None, .. }
             | Op::Gate { .. }
+            | Op::Elementwise { .. }
+            | Op::Pool { .. }
             | Op::Add { .. }
             | Op::Collect { .. }
             | Op::Gather { .. } => {}

@@ -207,7 +207,7 @@ impl LayerAttention<'_> {
         for (n, (query, head)) in self.rows(item).enumerate() {
             let token = item.view.token + query;
             let (block, row) = (n / LANES, n % LANES);
-            scratch.states[block].visible[row] = item.view.visible(query) as i32;
+            scratch.states[block].visible[row] = self.visible(item.view, query) as i32;
             scratch.states[block].from[row] = self.window_from(token);
             let q = &self.q[token * self.q_stride + head * kd..][..kd];
             for (column, &v) in scratch.queries[block * kd..].iter_mut().zip(q) {

@@ -58,6 +58,7 @@ struct SamplerScratch(Vec<f32>);
 /// Runs steps of one program over a KV cache pool of its own.
 pub struct CpuExecutor {
     model: Arc<CpuModel>,
+    is_encoder: bool,
     limits: Limits,
     own: Arc<Pool>,
     /// Frozen prefix pools by id, from id 1 on.
@@ -71,6 +72,8 @@ pub struct CpuExecutor {
     tokens: Vec<Token>,
     /// Final length of each token's sequence.
     final_lens: Vec<u32>,
+    /// Position of the second text of each token's sequence, for encoders.
+    second_texts: Vec<u32>,
     /// Tokens that have logits, in rising order.
     sampled: Vec<usize>,
     /// Slots to write, sorted and unique, with the token whose rows go there.
@@ -93,6 +96,7 @@ impl CpuExecutor {
             Arc::new(Pool::with_rings(&model.program.layers, limits.kv, limits.slots as usize, limits.ring)?);
         let memory = Memory::new(&model, limits.tokens as usize)?;
         Ok(Self {
+            is_encoder: model.program.is_encoder(),
             model,
             limits,
             pools: vec![Arc::clone(&own)],
@@ -102,6 +106,7 @@ impl CpuExecutor {
             memory,
             tokens: Vec::new(),
             final_lens: Vec::new(),
+            second_texts: Vec::new(),
             sampled: Vec::new(),
             writes: Vec::new(),
             ranks: None,
@@ -243,8 +248,13 @@ impl CpuExecutor {
             output.rows.resize(batch.rows.len(), OutputRow::default());
             return Ok(());
         }
-        let states = self.model.program.head_input();
+        let states = self.model.program.hidden_output();
         let states = states.and_then(|value| self.rows_of(value, self.sampled.len())).unwrap_or(&[]);
+        if self.is_encoder {
+            output.push_pooled(&batch.rows, states);
+            output.device_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            return Ok(());
+        }
         self.draw(batch, plan, self.logits());
         for row in &batch.rows {
             if row.kind == RowKind::Dummy {
@@ -287,6 +297,7 @@ impl CpuExecutor {
             tokens: &self.tokens,
             hidden,
             final_lens: &self.final_lens,
+            second_texts: &self.second_texts,
             sampled: &self.sampled,
             writes: &self.writes,
             pools: &self.pools,

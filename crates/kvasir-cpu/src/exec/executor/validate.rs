@@ -3,6 +3,7 @@
 //! Checked are:
 //!
 //! - the number of ranks and the sizes of batch and plan;
+//! - that an encoder's rows are whole sequences;
 //! - every written, copied and read KV slot against its pool;
 //! - the restrictions of ring buffers;
 //! - tokens against the vocabulary, and that tokens in flight were sampled.
@@ -26,6 +27,9 @@ impl CpuExecutor {
         let replicas = self.experts.as_ref().map_or(1, |experts| experts.count());
         self.model.program.check_replicas(replicas).map_err(failed)?;
         step.check_sizes(self.limits.tokens)?;
+        if self.is_encoder {
+            step.check_whole_sequences()?;
+        }
         self.check_writes(plan)?;
         self.check_rings(plan)?;
         // Several tokens may be redirected to one dummy slot; it does not matter which of them is
@@ -89,6 +93,7 @@ impl CpuExecutor {
     fn collect_tokens(&mut self, batch: &Batch) -> Result<(), StepError> {
         self.tokens.clear();
         self.final_lens.clear();
+        self.second_texts.clear();
         self.sampled.clear();
         for row in &batch.rows {
             let Some(state) = self.rows.get(row.pool_row.0 as usize) else {
@@ -99,6 +104,9 @@ impl CpuExecutor {
                 return Err(failed("a token is in flight that was never sampled".into()));
             }
             self.final_lens.resize(self.tokens.len(), state.spec.final_len);
+            if self.is_encoder {
+                self.second_texts.resize(self.tokens.len(), state.spec.second_text);
+            }
             self.sampled.extend(row.tokens.range().skip(row.logits_from() as usize));
         }
         let vocab = self.model.program.vocab;

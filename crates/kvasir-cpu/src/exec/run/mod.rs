@@ -4,6 +4,7 @@
 //! step was validated by the executor (`executor/validate.rs`); nothing here checks slots again.
 
 pub(crate) mod attend;
+pub(crate) mod encoder;
 pub(crate) mod memory;
 pub(crate) mod ops;
 pub(crate) mod values;
@@ -32,6 +33,8 @@ pub(crate) struct Run<'a> {
     pub(crate) hidden: &'a [f32],
     /// Final length (prompt plus limit) of each token's sequence; long-context ropes depend on it.
     pub(crate) final_lens: &'a [u32],
+    /// Position of the second text of each token's sequence, for encoders.
+    pub(crate) second_texts: &'a [u32],
     /// Tokens whose logits are wanted, in rising order.
     pub(crate) sampled: &'a [usize],
     /// KV slots to write, each named once, with the token whose rows go there.

@@ -8,7 +8,7 @@ use crate::memory::buffer::Buffer;
 use crate::ops::exchanged_mixture::{RoutedRows, exchanged_mixture};
 use crate::ops::indexer::{Indexer, select};
 use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
-use crate::rowwise::{RotaryPart, activate, activate_whole, add, norm, rotate, scale};
+use crate::rowwise::{RotaryPart, activate, activate_whole, add, elementwise, norm, rotate, scale};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
@@ -37,6 +37,7 @@ impl Run<'_> {
                 scale(isa, x(*v), factor, y);
             }
             Op::Add { a, b, .. } => add(isa, x(*a), x(*b), y),
+            Op::Elementwise { x: v, function, .. } => elementwise(isa, x(*v), *function, y),
             _ => {}
         }
     }
@@ -58,8 +59,19 @@ impl Run<'_> {
             Op::Embed { table, scale, .. } => {
                 for_each_row(threads, n, &|_, row| self.embed(*table, self.tokens[row], *scale, row_of(row)))
             }
+            Op::Lookup { table, index, .. } => {
+                for_each_row(threads, n, &|_, row| self.lookup(*table, *index, row, row_of(row)));
+            }
+            Op::Pool { x: v, pooling, .. } => {
+                let x = x(*v);
+                for_each_row(threads, n, &|_, row| self.pool(x, *pooling, row, row_of(row)));
+            }
             Op::Hidden { .. } => y.copy_from_slice(self.hidden),
-            Op::Norm { .. } | Op::Gate { .. } | Op::Scale { .. } | Op::Add { .. } => {
+            Op::Norm { .. }
+            | Op::Gate { .. }
+            | Op::Scale { .. }
+            | Op::Add { .. }
+            | Op::Elementwise { .. } => {
                 for_each_row(threads, n, &|_, row| self.row(op, values, row, row_of(row)));
             }
             // Run by `products`.
@@ -180,7 +192,7 @@ impl Run<'_> {
     }
 
     /// Embedding lookup of one token.
-    fn embed(&self, table: WeightId, token: Token, scale: f32, y: &mut [f32]) {
+    pub(crate) fn embed(&self, table: WeightId, token: Token, scale: f32, y: &mut [f32]) {
         let program = &self.model.program;
         let weight = program.weight(program.resolve(table));
         // A row of the table was read when the model was loaded, and tokens are below its length,

@@ -229,7 +229,15 @@ mod tests {
     use crate::isa::features::Isa;
 
     fn facts(value_in_key: bool, index_dim: usize) -> LayerFacts {
-        LayerFacts { kv_heads: 2, key_dim: 96, value_dim: 48, value_in_key, window: None, index_dim }
+        LayerFacts {
+            kv_heads: 2,
+            key_dim: 96,
+            value_dim: 48,
+            value_in_key,
+            window: None,
+            lookahead: 0,
+            index_dim,
+        }
     }
 
     #[test]

@@ -172,6 +172,7 @@ impl Layer {
             value_dim: self.head_dim,
             value_in_key: false,
             window: self.window,
+            lookahead: 0,
             index_dim: 0,
         }
     }

@@ -18,6 +18,11 @@ pub enum SplitError {
         /// Number of ranks that it was divided among.
         ranks: usize,
     },
+    /// The program is an encoder, which runs in one process.
+    Encoder {
+        /// The model's architecture.
+        architecture: String,
+    },
     /// An attention layer has too few heads, or no partition keeps its GQA groups uniform.
     Heads {
         /// The model's architecture.
@@ -75,6 +80,9 @@ impl fmt::Display for SplitError {
             }
             Self::AlreadySplit { ranks } => {
                 write!(f, "the program is already the shard of one of {ranks} ranks")
+            }
+            Self::Encoder { architecture } => {
+                write!(f, "{architecture}: encoders cannot be divided among ranks; use one rank")
             }
             Self::Heads { architecture, layer, heads, kv_heads, ranks } => write!(
                 f,

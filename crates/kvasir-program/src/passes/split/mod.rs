@@ -64,6 +64,9 @@ impl Program {
         if ranks == 1 {
             return Ok(self.clone());
         }
+        if self.is_encoder() {
+            return Err(SplitError::Encoder { architecture: self.architecture.clone() });
+        }
         let plan = ShardingPlan::new(self, ranks)?;
         let mut program = Emitter::new(self, &plan, ranks, local_ranks).emit();
         prune(&mut program);

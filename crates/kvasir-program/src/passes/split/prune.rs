@@ -100,7 +100,7 @@ fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
         Op::Mixture { experts, .. } => {
             [&mut experts.gate, &mut experts.up, &mut experts.down].into_iter().for_each(family);
         }
-        Op::Embed { table, .. } => visit_one(table, visit),
+        Op::Embed { table, .. } | Op::Lookup { table, .. } => visit_one(table, visit),
         Op::Norm { weight, bias, .. } => {
             weight.iter_mut().chain(bias).for_each(|id| visit_one(id, visit));
         }
@@ -129,6 +129,8 @@ fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
         | Op::Rotary { .. }
         | Op::SelectKeys { .. }
         | Op::Gate { .. }
+        | Op::Elementwise { .. }
+        | Op::Pool { .. }
         | Op::Add { .. }
         | Op::Collect { .. }
         | Op::Gather { .. } => {}

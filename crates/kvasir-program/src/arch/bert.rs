@@ -1,0 +1,172 @@
+//! BERT and RoBERTa (XLM-RoBERTa, CamemBERT): post-norm encoders with learned positions and token
+//! types. RoBERTa counts positions from the padding token's id plus one.
+
+use crate::arch::Architecture;
+use crate::arch::class::Class;
+use crate::arch::config_defaults::fill;
+use crate::blocks::classifier::Classifier;
+use crate::blocks::encoder::{EncoderHeads, limit_positions, pooling};
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::builder::position_table::skipped_rows;
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::gguf::encoder::{ENCODER, TABLES};
+use crate::gguf::tensor_name::TensorName::{Outside, Stem};
+use crate::gguf::transform::{StoredAs, Transform};
+use crate::ir::elementwise::Elementwise;
+use crate::ir::layer::LayerId;
+use crate::ir::lookup::LookupIndex;
+use crate::ir::pooling::Pooling;
+use crate::ir::program::Tap;
+use crate::ir::value::ValueId;
+use crate::ir::weight::Role;
+use serde_json::Value as Json;
+
+pub(crate) static BERT: Architecture = Architecture {
+    classes: &[
+        Class::text("BertModel", "bert"),
+        Class::text("BertForSequenceClassification", "bert"),
+        Class::text("XLMRobertaModel", "xlm-roberta"),
+        Class::text("XLMRobertaForSequenceClassification", "xlm-roberta"),
+        Class::text("RobertaModel", "roberta"),
+        Class::text("RobertaForSequenceClassification", "roberta"),
+        Class::text("CamembertModel", "camembert"),
+        Class::text("CamembertForSequenceClassification", "camembert"),
+    ],
+    renames: &[],
+    gguf: Gguf {
+        names: &["bert"],
+        written: |_| "bert",
+        claims: |_| true,
+        tensors: &[
+            Outside("token_embd.weight", "model.embeddings.word_embeddings.weight"),
+            Outside("position_embd.weight", POSITIONS),
+            Outside("token_types.weight", "model.embeddings.token_type_embeddings.weight"),
+            Outside("token_embd_norm.weight", "model.embeddings.LayerNorm.weight"),
+            Outside("token_embd_norm.bias", "model.embeddings.LayerNorm.bias"),
+            Stem("attn_q", "attention.self.query"),
+            Stem("attn_k", "attention.self.key"),
+            Stem("attn_v", "attention.self.value"),
+            Stem("attn_output", "attention.output.dense"),
+            Stem("attn_output_norm", "attention.output.LayerNorm"),
+            Stem("ffn_up", "intermediate.dense"),
+            Stem("ffn_down", "output.dense"),
+            Stem("layer_output_norm", "output.LayerNorm"),
+            Outside("cls.weight", "classifier.dense.weight"),
+            Outside("cls.bias", "classifier.dense.bias"),
+            Outside("cls.output.weight", "classifier.out_proj.weight"),
+            Outside("cls.output.bias", "classifier.out_proj.bias"),
+        ],
+        transforms: &[StoredAs { tensors: "position_embeddings.weight", transform: Transform::SkipPadding }],
+        rules: &[ENCODER, TABLES],
+    },
+    models: "all-MiniLM, BGE, E5, Granite Embedding; rerankers of them",
+    specifics: "encoder: learned positions, token types, norms after the sublayers",
+    defaults: |config| {
+        fill(config, [("type_vocab_size", 2.into()), ("layer_norm_eps", 1e-12.into())]);
+    },
+    target,
+    prediction: None,
+};
+
+const POSITIONS: &str = "model.embeddings.position_embeddings.weight";
+
+fn target(b: &mut Builder<'_>) -> Result<()> {
+    let c = b.config;
+    if let Some(other) = c.text("position_embedding_type")?.filter(|kind| *kind != "absolute") {
+        return Err(c.bad("position_embedding_type", format!("is {other:?}, only \"absolute\" is supported")));
+    }
+    let eps = c.amount_or("layer_norm_eps", 1e-12)?;
+    let x = embeddings(b, eps)?;
+    let parts = Layers {
+        heads: EncoderHeads::read(c)?,
+        inner: c.size("intermediate_size")?,
+        function: elementwise(c, "hidden_act")?,
+        eps,
+    };
+    let kv = parts.heads.layer(b, None);
+    let mut x = x;
+    for i in 0..c.number("num_hidden_layers")? {
+        b.tap(Tap::IntoLayer(i as u32), x);
+        x = parts.build(b, &format!("model.layers.{i}."), kv, x)?;
+    }
+    b.tap(Tap::OutOfLastLayer, x);
+    b.tap(Tap::FinalNorm, x);
+    if Classifier::is_present(b)? {
+        let pooled = b.pool(x, Pooling::Cls);
+        let head = Classifier { function: Elementwise::Tanh, dense_bias: true, norm: None };
+        head.build(b, pooled)?;
+    } else {
+        let pooling = pooling(c)?;
+        b.pool(x, pooling);
+    }
+    Ok(())
+}
+
+/// LN(word + position + token type).
+fn embeddings(b: &mut Builder<'_>, eps: f64) -> Result<ValueId> {
+    let c = b.config;
+    let (table, mut skipped) = (b.program.max_positions, skipped_rows(c)?);
+    let positions = table.saturating_sub(skipped);
+    if positions == 0 {
+        return Err(c.bad("max_position_embeddings", format!("is {table}, none behind the padding token's")));
+    }
+    // GGUF leaves out the rows of the padding token.
+    let stored = b.source.shape(POSITIONS).and_then(|shape| shape.first().copied());
+    if stored == Some(positions) {
+        skipped = 0;
+    }
+    limit_positions(b, positions)?;
+    let word = b.embed_from("model.embeddings.word_embeddings.weight", 1.0)?;
+    let index = LookupIndex::Position { offset: skipped as u32 };
+    let position = b.lookup("model.embeddings.position_embeddings", positions + skipped, index)?;
+    let types = c.size("type_vocab_size")?;
+    let kind = b.lookup("model.embeddings.token_type_embeddings", types, LookupIndex::Segment)?;
+    let x = b.add(word, position)?;
+    let x = b.add(x, kind)?;
+    b.layer_norm(x, "model.embeddings.LayerNorm", true, eps)
+}
+
+struct Layers {
+    heads: EncoderHeads,
+    inner: usize,
+    function: Elementwise,
+    eps: f64,
+}
+
+impl Layers {
+    /// x = LN(x + attention(x)); x = LN(x + down(act(up(x)))).
+    fn build(&self, b: &mut Builder<'_>, p: &str, kv: LayerId, x: ValueId) -> Result<ValueId> {
+        let hidden = b.program.hidden;
+        let mut of_x = |name: &str| {
+            let matrix =
+                b.matrix(&format!("{p}attention.self.{name}"), hidden, hidden, true, Role::Matrix)?;
+            b.linear(x, matrix)
+        };
+        let rows = [of_x("query")?, of_x("key")?, of_x("value")?];
+        let y = self.heads.attend(b, kv, rows)?;
+        let matrix = b.matrix(&format!("{p}attention.output.dense"), hidden, hidden, true, Role::Matrix)?;
+        let y = b.linear(y, matrix)?;
+        let x = b.add(x, y)?;
+        let x = b.layer_norm(x, &format!("{p}attention.output.LayerNorm"), true, self.eps)?;
+        let matrix = b.matrix(&format!("{p}intermediate.dense"), self.inner, hidden, true, Role::Matrix)?;
+        let y = b.linear(x, matrix)?;
+        let y = b.elementwise(y, self.function);
+        let matrix = b.matrix(&format!("{p}output.dense"), hidden, self.inner, true, Role::Matrix)?;
+        let y = b.linear(y, matrix)?;
+        let x = b.add(x, y)?;
+        b.layer_norm(x, &format!("{p}output.LayerNorm"), true, self.eps)
+    }
+}
+
+/// The activation function under a config key.
+pub(crate) fn elementwise(config: Config<'_>, key: &str) -> Result<Elementwise> {
+    match config.get(key).and_then(Json::as_str).unwrap_or("gelu") {
+        "gelu" => Ok(Elementwise::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" => Ok(Elementwise::GeluTanh),
+        "relu" => Ok(Elementwise::Relu),
+        "silu" | "swish" => Ok(Elementwise::Silu),
+        other => Err(config.bad(key, format!("is {other:?}, which is not supported"))),
+    }
+}

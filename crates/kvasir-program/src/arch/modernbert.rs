@@ -1,0 +1,214 @@
+//! ModernBERT: a pre-norm encoder with rotary embeddings, GeGLU, and local attention between global
+//! layers.
+
+use crate::arch::Architecture;
+use crate::arch::bert::elementwise;
+use crate::arch::class::Class;
+use crate::arch::config_defaults::is_missing;
+use crate::blocks::classifier::Classifier;
+use crate::blocks::encoder::{EncoderHeads, limit_positions, pooling};
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::gguf::encoder::{ENCODER, LOCAL_ATTENTION};
+use crate::gguf::tensor_name::TensorName::{Outside, Stem};
+use crate::ir::activation::Activation;
+use crate::ir::elementwise::Elementwise;
+use crate::ir::layer::LayerId;
+use crate::ir::op::Pairs;
+use crate::ir::pooling::Pooling;
+use crate::ir::program::Tap;
+use crate::ir::rope::{Rope, RopeId};
+use crate::ir::value::ValueId;
+use crate::ir::weight::Role;
+use serde_json::{Map, Value as Json};
+
+pub(crate) static MODERN_BERT: Architecture = Architecture {
+    classes: &[
+        Class::text("ModernBertModel", "modernbert"),
+        Class::text("ModernBertForSequenceClassification", "modernbert"),
+    ],
+    renames: &[],
+    gguf: Gguf {
+        names: &["modern-bert"],
+        written: |_| "modern-bert",
+        claims: |_| true,
+        tensors: &[
+            Outside("token_embd.weight", "model.embeddings.tok_embeddings.weight"),
+            Outside("token_embd_norm.weight", "model.embeddings.norm.weight"),
+            Outside("output_norm.weight", "model.final_norm.weight"),
+            Stem("attn_norm", "attn_norm"),
+            Stem("attn_qkv", "attn.Wqkv"),
+            Stem("attn_output", "attn.Wo"),
+            Stem("ffn_norm", "mlp_norm"),
+            Stem("ffn_up", "mlp.Wi"),
+            Stem("ffn_down", "mlp.Wo"),
+            Outside("cls.weight", "classifier.dense.weight"),
+            Outside("cls.bias", "classifier.dense.bias"),
+            Outside("cls.norm.weight", "classifier.norm.weight"),
+            Outside("cls.output.weight", "classifier.out_proj.weight"),
+            Outside("cls.output.bias", "classifier.out_proj.bias"),
+        ],
+        transforms: &[],
+        rules: &[ENCODER, LOCAL_ATTENTION],
+    },
+    models: "ModernBERT, GTE ModernBERT, Nomic ModernBERT Embed; rerankers of them",
+    specifics: "encoder: rotary positions, local attention in both directions between global layers",
+    defaults,
+    target,
+    prediction: None,
+};
+
+/// Newer configs have both thetas in `rope_parameters`; `norm_eps` is the epsilon of all norms.
+fn defaults(config: &mut Map<String, Json>) {
+    let epsilon = config.get("norm_eps").filter(|eps| !eps.is_null()).cloned();
+    if let Some(epsilon) = epsilon {
+        config.insert("layer_norm_eps".to_owned(), epsilon);
+    }
+    let parameters = config.get("rope_parameters").cloned().unwrap_or_default();
+    let theta = |kind: &str| parameters.get(kind).and_then(|of| of.get("rope_theta")).cloned();
+    let global = theta("full_attention").unwrap_or_else(|| 160_000.0.into());
+    if is_missing(config, "global_rope_theta") {
+        config.insert("global_rope_theta".to_owned(), global);
+    }
+    if is_missing(config, "local_rope_theta") {
+        // An explicit null is the global theta.
+        let default = if config.contains_key("local_rope_theta") {
+            config["global_rope_theta"].clone()
+        } else {
+            10_000.0.into()
+        };
+        config.insert("local_rope_theta".to_owned(), theta("sliding_attention").unwrap_or(default));
+    }
+    for (key, value) in [("global_attn_every_n_layers", 3.into()), ("local_attention", 128.into())] {
+        config.entry(key).or_insert(value);
+    }
+}
+
+fn target(b: &mut Builder<'_>) -> Result<()> {
+    let c = b.config;
+    check_supported(c)?;
+    limit_positions(b, b.program.max_positions)?;
+    let heads = EncoderHeads::read(c)?;
+    let eps = c.amount_or("layer_norm_eps", 1e-5)?;
+    let reach = (c.size("local_attention")? / 2) as u32;
+    let parts = Parts {
+        heads,
+        inner: c.size("intermediate_size")?,
+        activation: match elementwise(c, "hidden_activation")? {
+            Elementwise::Gelu => Activation::Gelu,
+            Elementwise::GeluTanh => Activation::GeluTanh,
+            Elementwise::Silu => Activation::Silu,
+            other => return Err(c.bad("hidden_activation", format!("is {other:?}, which is not supported"))),
+        },
+        eps,
+        global: (heads.layer(b, None), rope(b, "global_rope_theta", heads.dim)?),
+        local: (heads.layer(b, Some(reach)), rope(b, "local_rope_theta", heads.dim)?),
+    };
+    let mut x = b.embed_from("model.embeddings.tok_embeddings.weight", 1.0)?;
+    x = b.layer_norm(x, "model.embeddings.norm", false, eps)?;
+    for (i, is_global) in global_layers(c)?.into_iter().enumerate() {
+        b.tap(Tap::IntoLayer(i as u32), x);
+        x = parts.layer(b, i, is_global, x)?;
+    }
+    b.tap(Tap::OutOfLastLayer, x);
+    x = b.layer_norm(x, "model.final_norm", false, eps)?;
+    b.tap(Tap::FinalNorm, x);
+    if Classifier::is_present(b)? {
+        let pooled = b.pool(x, classifier_pooling(c)?);
+        let function = elementwise(c, "classifier_activation")?;
+        let dense_bias = c.flag_or("classifier_bias", false)?;
+        Classifier { function, dense_bias, norm: Some(eps) }.build(b, pooled)?;
+    } else {
+        let pooling = pooling(c)?;
+        b.pool(x, pooling);
+    }
+    Ok(())
+}
+
+/// Refuses what the class can say and no published model does.
+fn check_supported(c: Config<'_>) -> Result<()> {
+    for key in ["attention_bias", "mlp_bias", "norm_bias"] {
+        if c.flag_or(key, false)? {
+            return Err(c.bad(key, "is true, which is not supported"));
+        }
+    }
+    Ok(())
+}
+
+fn classifier_pooling(c: Config<'_>) -> Result<Pooling> {
+    let name = c.text("classifier_pooling")?.unwrap_or("cls");
+    let known = Pooling::named(name).filter(|pooling| *pooling != Pooling::Last);
+    known.ok_or_else(|| c.bad("classifier_pooling", format!("is {name:?}, not cls or mean")))
+}
+
+/// Whether each layer is global: by `layer_types`, else every n-th from layer 0 on.
+fn global_layers(c: Config<'_>) -> Result<Vec<bool>> {
+    let (layers, every) = (c.number("num_hidden_layers")?, c.size("global_attn_every_n_layers")?);
+    let Some(types) = c.texts("layer_types")? else {
+        return Ok((0..layers).map(|i| i.is_multiple_of(every)).collect());
+    };
+    if types.len() != layers {
+        return Err(c.bad("layer_types", format!("has {} entries for {layers} layers", types.len())));
+    }
+    let is_global = |kind: &str| match kind {
+        "full_attention" => Ok(true),
+        "sliding_attention" => Ok(false),
+        other => Err(c.bad("layer_types", format!("has {other:?}, which is not supported"))),
+    };
+    types.into_iter().map(is_global).collect()
+}
+
+fn rope(b: &mut Builder<'_>, key: &str, dim: usize) -> Result<RopeId> {
+    let theta = b.config.opt_positive(key)?.ok_or_else(|| b.config.bad(key, "is missing"))?;
+    let inv_freq = (0..dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim as f64) as f32).collect();
+    Ok(b.rope(Rope { inv_freq, amplitude: 1.0, long: None, temperature: None }))
+}
+
+struct Parts {
+    heads: EncoderHeads,
+    inner: usize,
+    activation: Activation,
+    eps: f64,
+    /// K/V layout and rope of global layers, and of local ones.
+    global: (LayerId, RopeId),
+    local: (LayerId, RopeId),
+}
+
+impl Parts {
+    /// x += attention(norm(x)); x += down(act(gate) * up). Layer 0 has no norm before attention: the
+    /// embedding is normed.
+    fn layer(&self, b: &mut Builder<'_>, i: usize, is_global: bool, x: ValueId) -> Result<ValueId> {
+        let (p, hidden) = (format!("model.layers.{i}."), b.program.hidden);
+        let h = if i == 0 { x } else { b.layer_norm(x, &format!("{p}attn_norm"), false, self.eps)? };
+        let y = self.attention(b, &p, if is_global { self.global } else { self.local }, h)?;
+        let x = b.add(x, y)?;
+        let h = b.layer_norm(x, &format!("{p}mlp_norm"), false, self.eps)?;
+        let both = b.matrix(&format!("{p}mlp.Wi"), 2 * self.inner, hidden, false, Role::Matrix)?;
+        let gate = b.linear(h, both.slice_outputs(0..self.inner))?;
+        let up = b.linear(h, both.slice_outputs(self.inner..2 * self.inner))?;
+        let y = b.gate(gate, up, self.activation)?;
+        let down = b.matrix(&format!("{p}mlp.Wo"), hidden, self.inner, false, Role::Matrix)?;
+        let y = b.linear(y, down)?;
+        b.add(x, y)
+    }
+
+    fn attention(
+        &self,
+        b: &mut Builder<'_>,
+        p: &str,
+        (kv, rope): (LayerId, RopeId),
+        h: ValueId,
+    ) -> Result<ValueId> {
+        let hidden = b.program.hidden;
+        let all = b.matrix(&format!("{p}attn.Wqkv"), 3 * hidden, hidden, false, Role::Matrix)?;
+        let mut part = |n: usize| b.linear(h, all.slice_outputs(n * hidden..(n + 1) * hidden));
+        let [q, k, v] = [part(0)?, part(1)?, part(2)?];
+        let q = b.rotary(q, self.heads.count, 0, rope, Pairs::Half)?;
+        let k = b.rotary(k, self.heads.count, 0, rope, Pairs::Half)?;
+        let y = self.heads.attend(b, kv, [q, k, v])?;
+        let out = b.matrix(&format!("{p}attn.Wo"), hidden, hidden, false, Role::Matrix)?;
+        b.linear(y, out)
+    }
+}
