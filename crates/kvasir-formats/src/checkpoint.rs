@@ -9,6 +9,7 @@ use crate::config::from_gguf::generation_config;
 use crate::config::language_model::LanguageModel;
 use crate::config::quantization::Quantization;
 use crate::config::renames::Renames;
+use crate::config::sentence_transformers;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::files::mapped::Mapped;
@@ -19,7 +20,7 @@ use crate::gguf::reader::Gguf;
 use crate::gguf::reader::TensorInfo;
 use crate::safetensors;
 use crate::tensor::TensorView;
-use kvasir_program::{Layout, Program, Source};
+use kvasir_program::{Layout, Program, Source, canonical_name};
 use serde_json::Value as Json;
 use std::{
     collections::BTreeMap,
@@ -84,7 +85,8 @@ impl Checkpoint {
             return Err(Error::at(config_path.display(), "is not an object"));
         }
         let text = LanguageModel::of(&config).map_err(|e| e.in_file(&config_path))?;
-        let config = text.as_ref().map_or(config, |text| text.config.clone());
+        let mut config = text.as_ref().map_or(config, |text| text.config.clone());
+        sentence_transformers::describe(dir, &mut config)?;
         let quantization = Quantization::of(&config).map_err(|e| e.in_file(&config_path))?;
         let mut out = Self {
             path: dir.to_owned(),
@@ -108,8 +110,13 @@ impl Checkpoint {
             }
             None => out.add_file(&whole)?,
         }
-        if let Some(text) = &text {
-            out.keep_text(text)?;
+        match &text {
+            Some(text) => out.keep_named(|joined| text.name(joined))?,
+            None => {
+                let class = out.config.pointer("/architectures/0").and_then(Json::as_str);
+                let class = class.unwrap_or_default().to_owned();
+                out.keep_named(|name| canonical_name(&class, name))?;
+            }
         }
         out.rename()?;
         Ok(out)
@@ -133,11 +140,11 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// Multimodal checkpoint: keeps the language model's tensors under text-only names and counts
-    /// the rest.
-    fn keep_text(&mut self, text: &LanguageModel) -> Result<()> {
+    /// Keeps those tensors that `rename` names, under these names, and counts the rest: the language
+    /// model of a multimodal checkpoint, or a base model's tensors under canonical names.
+    fn keep_named(&mut self, rename: impl Fn(&str) -> Option<String>) -> Result<()> {
         for (joined, entry) in std::mem::take(&mut self.tensors) {
-            match text.name(&joined) {
+            match rename(&joined) {
                 None => self.left_out += 1,
                 Some(name) => {
                     if self.tensors.insert(name, entry).is_some() {
@@ -148,7 +155,7 @@ impl Checkpoint {
             }
         }
         if let Some(q) = &mut self.quantization {
-            q.not_converted = q.not_converted.iter().filter_map(|module| text.name(module)).collect();
+            q.not_converted = q.not_converted.iter().filter_map(|module| rename(module)).collect();
         }
         Ok(())
     }
@@ -271,7 +278,8 @@ impl Checkpoint {
         self.layout
     }
 
-    /// Number of tensors skipped because they belong to the vision part of the model.
+    /// Number of tensors skipped because the text model does not read them: vision towers, poolers,
+    /// buffers.
     pub fn left_out(&self) -> usize {
         self.left_out
     }

@@ -48,3 +48,4 @@ pub use crate::text_files::TextFiles;
 pub use crate::tokenizer::Tokenizer;
 pub use crate::tokenizer::detokenize::TextStream;
 pub use crate::tokenizer::overlaps::Overlaps;
+pub use crate::tokenizer::text_pair::TextPair;

@@ -18,14 +18,16 @@ const BEYOND_KEYS: &[(&str, &str)] = &[
     ("gemma3", "full layers other than every sixth"),
     ("mistral", "windows"),
     ("mixtral_swa", "windows"),
+    ("rerank_modernbert", "pooling of a classifier other than by the first token"),
     ("qwen2_swa", "windows"),
     ("qwen3_yarn_swa", "windows"),
 ];
 
 /// The test checkpoints by architecture.
 fn cases() -> BTreeMap<&'static str, Vec<PathBuf>> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
-    let mut paths: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
+    let of = |kind: &str| std::fs::read_dir(data.join(kind)).unwrap();
+    let mut paths: Vec<_> = of("models").chain(of("encoders")).map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let mut cases: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for path in paths {

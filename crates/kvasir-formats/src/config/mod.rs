@@ -4,3 +4,4 @@ pub(crate) mod from_gguf;
 pub(crate) mod language_model;
 pub(crate) mod quantization;
 pub(crate) mod renames;
+pub(crate) mod sentence_transformers;

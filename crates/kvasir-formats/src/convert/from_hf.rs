@@ -14,7 +14,7 @@ use crate::convert::recurrent_tensors;
 use crate::error::{Error, Result};
 use crate::gguf::names::Naming;
 use crate::tensor::TensorView;
-use kvasir_program::{Architecture, Transform};
+use kvasir_program::{Architecture, Transform, skipped_positions};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
@@ -89,6 +89,7 @@ fn placed(
         Some(Transform::InterleavePairs { heads }) => {
             Change::Pairs(size(config, heads).or_else(|_| size(config, "num_attention_heads"))?)
         }
+        Some(Transform::SkipPadding) => return positions(architecture, config, name, &shape),
         Some(Transform::SplitLatent) => return latent(config, name, &shape),
         Some(Transform::SplitExperts) => return split_experts(name, &shape),
         Some(Transform::SplitGateUp) => return split_gate_up(config, name, &shape),
@@ -97,6 +98,16 @@ fn placed(
     let found = Naming::of(architecture).to_gguf(name);
     let (gguf_name, expert) = found.ok_or_else(|| unplaced(name))?;
     Ok(vec![(gguf_name, shape, expert, Part { change, ..Part::whole(name) })])
+}
+
+/// RoBERTa: the position table without the rows up to the padding token's.
+fn positions(architecture: &Architecture, config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+    let (gguf_name, expert) = Naming::of(architecture).to_gguf(name).ok_or_else(|| unplaced(name))?;
+    let skipped = skipped_positions(config).map_err(|e| Error::at("config.json", e))?;
+    let [rows, width] = *shape else { return Err(Error::at(format!("tensor {name}"), "is not a matrix")) };
+    let change = if skipped == 0 { Change::None } else { Change::SkipRows(skipped) };
+    let kept = vec![rows.saturating_sub(skipped), width];
+    Ok(vec![(gguf_name, kept, expert, Part { change, ..Part::whole(name) })])
 }
 
 /// The number of a tensor's layer, and the rest of its name.

@@ -12,14 +12,17 @@ mod from_hf;
 mod metadata;
 mod normalizer;
 mod output;
+mod pair_template;
 mod placed;
 mod post_processor;
 mod pre_tokenizer;
 mod recurrent_tensors;
 mod recurrent_values;
 pub(crate) mod rules;
+mod unigram;
 mod vocab;
 mod watch;
+mod wordpiece;
 
 use crate::checkpoint::Checkpoint;
 use crate::convert::output::{Change, Output, Part, quantize_in_parallel};
@@ -176,4 +179,9 @@ fn steps<'a>(part: Option<&'a Json>, list: &str) -> Vec<&'a Json> {
         Some((_, Some(parts))) => parts.iter().flat_map(|part| steps(Some(part), list)).collect(),
         Some((step, None)) => vec![step],
     }
+}
+
+/// Why a token id has no place in the vocabulary.
+fn beyond(id: u32, rows: usize) -> String {
+    format!("id {id} is beyond the embedding's {rows} rows")
 }

@@ -57,6 +57,8 @@ pub(super) enum Change {
     Recurrent(Recurrence),
     /// Rows are multiplied by factors.
     Scaled(RowFactors),
+    /// Leaves out this many rows at the start.
+    SkipRows(usize),
     /// Values supplied by the converter rather than a source tensor: RoPE divisors.
     Computed,
 }
@@ -103,6 +105,7 @@ impl Part {
         let rows = || values.chunks_exact(inner.max(1));
         match self.change {
             Change::None | Change::Computed => values,
+            Change::SkipRows(skipped) => rows().skip(skipped).flatten().copied().collect(),
             Change::PlusOne => values.into_iter().map(|v| v + 1.0).collect(),
             Change::Pairs(heads) => {
                 let all: Vec<&[f32]> =

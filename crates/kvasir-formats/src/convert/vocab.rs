@@ -5,8 +5,10 @@
 //! that token ids never change silently. Guarded by `tests/convert.rs`.
 
 use crate::convert::normalizer;
+use crate::convert::pair_template::PairTemplate;
 use crate::convert::post_processor::AddedTokens;
 use crate::convert::pre_tokenizer::gguf_pre_tokenizer;
+use crate::convert::{beyond, unigram, wordpiece};
 use crate::error::{Error, Result};
 use crate::gguf::value::{Array, Value};
 use crate::gguf::writer::Writer;
@@ -28,8 +30,12 @@ pub(super) fn write(files: &TextFiles, json: Option<&str>, rows: usize, out: &mu
     let tokenizer = files.tokenizer()?;
     let named =
         |name: &str| files.special_token(&format!("{name}_token")).and_then(|t| tokenizer.token_to_id(&t));
-    let written = write_tokens(&json, &tokenizer, rows, out)
-        .and_then(|()| write_post_processor(&json, named, rows, out));
+    let written = match json.pointer("/model/type").and_then(Json::as_str) {
+        Some("WordPiece") => wordpiece::write(&json, &tokenizer, rows, out),
+        Some("Unigram") => unigram::write(&json, rows, out),
+        _ => write_tokens(&json, &tokenizer, rows, out)
+            .and_then(|()| write_post_processor(&json, named, rows, out)),
+    };
     written.map_err(|e| Error::at(format!("tokenizer.json: {}", e.place()), e.why()))?;
     for (name, key) in [("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")] {
         if let Some(id) = named(name) {
@@ -53,6 +59,10 @@ fn write_post_processor(
     out: &mut Writer,
 ) -> Result<()> {
     let AddedTokens { before, after } = AddedTokens::of(json)?;
+    let between = PairTemplate::of(json)?.map(|pair| pair.between).filter(|between| *between != after);
+    if let Some(between) = between {
+        out.set(kvasir_keys::PAIR_IDS, Value::Array(Array::of_u32(&between)));
+    }
     if let Some(id) = before.iter().chain(&after).find(|&&id| id as usize >= rows) {
         return Err(Error::at("post_processor", beyond(*id, rows)));
     }
@@ -75,7 +85,10 @@ fn write_post_processor(
 
 fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Writer) -> Result<()> {
     if json.pointer("/model/type").and_then(Json::as_str).is_some_and(|t| t != "BPE") {
-        return Err(Error::at("model.type", "only BPE vocabularies can be written to GGUF"));
+        return Err(Error::at(
+            "model.type",
+            "only BPE, WordPiece and Unigram vocabularies can be written to GGUF",
+        ));
     }
     for key in ["continuing_subword_prefix", "end_of_word_suffix"] {
         let mark = json.pointer(&format!("/model/{key}")).and_then(Json::as_str);
@@ -173,10 +186,6 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
         .collect();
     out.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(names.iter().map(String::as_str))));
     Ok(())
-}
-
-fn beyond(id: u32, rows: usize) -> String {
-    format!("id {id} is beyond the embedding's {rows} rows")
 }
 
 fn merges(json: &Json) -> Result<Vec<(String, String)>> {

@@ -257,6 +257,11 @@ impl Array {
         Self { kind: Kind::Str, count, store: Store::Owned(bytes) }
     }
 
+    /// Creates an array of u8.
+    pub fn of_u8(values: &[u8]) -> Self {
+        Self { kind: Kind::U8, count: values.len(), store: Store::Owned(values.to_vec()) }
+    }
+
     /// Creates an array of f32.
     pub fn of_f32(values: &[f32]) -> Self {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();

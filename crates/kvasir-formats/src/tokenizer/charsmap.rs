@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 const MAX_EXPANSION: usize = 16;
 
 /// Decodes a base64 map and validates that no walk leaves it.
-pub(super) fn checked(base64: &str) -> Result<Vec<u8>, String> {
+pub(crate) fn checked(base64: &str) -> Result<Vec<u8>, String> {
     let bytes = decode(base64).ok_or("is no base64")?;
     let (size, rest) = bytes.split_first_chunk::<4>().ok_or("is empty")?;
     let size = u32::from_le_bytes(*size) as usize;

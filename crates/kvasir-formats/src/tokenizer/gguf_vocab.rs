@@ -19,6 +19,7 @@ use crate::tokenizer::merges::{Merges, Pairs};
 use crate::tokenizer::special_tokens::{Piece, SpecialToken, SpecialTokens};
 use crate::tokenizer::split_patterns::Family;
 use crate::tokenizer::string_table::StringTable;
+use crate::tokenizer::text_pair::{TextPair, longest_first};
 use crate::tokenizer::token_kind::TokenKind;
 use crate::tokenizer::{end_tokens, kvasir_keys, split_patterns};
 use std::{
@@ -49,6 +50,8 @@ pub(super) struct GgufVocab {
     algorithm: Algorithm,
     before: Vec<u32>,
     after: Vec<u32>,
+    /// Between the two texts of a pair.
+    between: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -118,6 +121,7 @@ impl GgufVocab {
         let before = before.unwrap_or_else(|| bos.filter(|_| add("bos", adds_bos)).into_iter().collect());
         let after = ids(gguf, kvasir_keys::SUFFIX_IDS, tokens.len())?;
         let after = after.unwrap_or_else(|| eos.filter(|_| add("eos", false)).into_iter().collect());
+        let between = ids(gguf, kvasir_keys::PAIR_IDS, tokens.len())?.unwrap_or_else(|| after.clone());
         let composes = match gguf.str(kvasir_keys::NORMALIZER) {
             None => false,
             Some("NFC") => true,
@@ -127,7 +131,7 @@ impl GgufVocab {
         };
         let strip_left = ids(gguf, kvasir_keys::STRIPS_LEFT, tokens.len())?;
         let strip_left = strip_left.into_iter().flatten().collect();
-        Ok(Self { tokens, kinds, specials, strip_left, composes, algorithm, before, after })
+        Ok(Self { tokens, kinds, specials, strip_left, composes, algorithm, before, after, between })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -197,6 +201,20 @@ impl GgufVocab {
             out.extend(&self.after);
         }
         Ok(out)
+    }
+
+    /// No such vocabulary has token types.
+    pub(super) fn encode_pair(&self, texts: [&str; 2], most: usize) -> Result<TextPair> {
+        let [mut first, mut second] = [self.encode(texts[0], false)?, self.encode(texts[1], false)?];
+        let added = self.before.len() + self.between.len() + self.after.len();
+        let room = most.checked_sub(added);
+        let room =
+            room.ok_or_else(|| Error::at("encoding", format!("{most} tokens have no room for a pair")))?;
+        let [a, b] = longest_first([first.len(), second.len()], room);
+        first.truncate(a);
+        second.truncate(b);
+        let ids = [&self.before, &first, &self.between, &second, &self.after].into_iter().flatten();
+        Ok(TextPair { ids: ids.copied().collect(), second_text: 0 })
     }
 
     fn composed<'a>(&self, text: &'a str) -> Cow<'a, str> {

@@ -11,9 +11,13 @@ use crate::tokenizer::normalizer;
 use crate::tokenizer::normalizer::Bounded;
 use crate::tokenizer::pre_tokenizer::TranslatedPreTokenizer;
 use crate::tokenizer::split_patterns::TOO_LONG;
+use crate::tokenizer::text_pair::{TextPair, longest_first};
 use serde_json::Value as Json;
 use std::{collections::HashMap, panic::catch_unwind};
-use tokenizers::{DecoderWrapper, PostProcessorWrapper, TokenizerImpl};
+use tokenizers::{
+    DecoderWrapper, Encoding, PostProcessor, PostProcessorWrapper, TokenizerImpl, TruncationDirection,
+    decoders::wordpiece::WordPiece,
+};
 
 /// The library's tokenizer, with a cancelable model, a bounded normalizer and translated pre-tokenizer
 /// expressions.
@@ -68,6 +72,12 @@ impl HfVocab {
         let parsed = parsed.map_err(|_| Error::at("tokenizer.json", "is malformed"))?;
         let mut inner = parsed.map_err(|e| Error::at("tokenizer.json", e))?;
         inner.with_padding(None);
+        // Joining with cleanup would prevent streaming: no token could be emitted before the next is
+        // known. Texts are joined with single spaces instead.
+        if let Some(DecoderWrapper::WordPiece(pieces)) = inner.get_decoder() {
+            let pieces = WordPiece::new(pieces.prefix.clone(), false);
+            inner.with_decoder(Some(DecoderWrapper::WordPiece(pieces)));
+        }
         inner.with_truncation(None).map_err(|e| Error::at("tokenizer.json", e))?;
         if inner.get_vocab_size(true) == 0 {
             return Err(Error::at("tokenizer.json", "the vocabulary is empty"));
@@ -143,6 +153,25 @@ impl HfVocab {
     }
 
     pub(super) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        Ok(self.encoding(text, add_special)?.get_ids().to_vec())
+    }
+
+    pub(super) fn encode_pair(&self, texts: [&str; 2], most: usize) -> Result<TextPair> {
+        let fail = |e| Error::at("encoding", e);
+        let [mut first, mut second] = [self.encoding(texts[0], false)?, self.encoding(texts[1], false)?];
+        let added = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
+        let room = most.checked_sub(added);
+        let room =
+            room.ok_or_else(|| Error::at("encoding", format!("{most} tokens have no room for a pair")))?;
+        let [a, b] = longest_first([first.len(), second.len()], room);
+        first.truncate(a, 0, TruncationDirection::Right);
+        second.truncate(b, 0, TruncationDirection::Right);
+        let joined = self.inner.post_process(first, Some(second), true).map_err(fail)?;
+        let second_text = joined.get_type_ids().iter().position(|kind| *kind == 1).unwrap_or(0);
+        Ok(TextPair { ids: joined.get_ids().to_vec(), second_text: second_text as u32 })
+    }
+
+    fn encoding(&self, text: &str, add_special: bool) -> Result<Encoding> {
         if self.looks_ahead && text.len() > MAX_WHITE_SPACE && longest_white_space(text) > MAX_WHITE_SPACE {
             return Err(Error::at("encoding", TOO_LONG));
         }
@@ -151,7 +180,7 @@ impl HfVocab {
         if let Some(step) = normalizer::stopped() {
             return Err(Error::at(format!("tokenizer.json: normalizer {step}"), "makes the text too long"));
         }
-        Ok(encoding.get_ids().to_vec())
+        Ok(encoding)
     }
 
     pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
@@ -186,8 +215,6 @@ fn spelling(decoder: &Json) -> Result<Spelling> {
     if steps.iter().any(|s| kind(s) == "ByteLevel") {
         return Ok(Spelling::ByteLevel);
     }
-    // Joining with cleanup would prevent streaming: no token could be emitted before the next is
-    // known.
     let joins = |s: &Json| kind(s) == "WordPiece" && s.get("cleanup") == Some(&Json::Bool(false));
     if matches!(steps, [step] if joins(step)) {
         return Ok(Spelling::WordPiece);

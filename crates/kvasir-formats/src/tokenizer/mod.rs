@@ -1,8 +1,8 @@
 //! Tokenizers: text to token ids and back, from `tokenizer.json` or GGUF metadata.
 //!
 //! - `hf_vocab`: `tokenizer.json`, run by the `tokenizers` library.
-//! - `gguf_vocab`: BPE and SentencePiece vocabularies of GGUF files; `wordpiece`: BERT
-//!   vocabularies.
+//! - `gguf_vocab`: BPE and SentencePiece vocabularies of GGUF files; `wordpiece`: BERT vocabularies;
+//!   `unigram`: those of XLM-RoBERTa.
 //! - `detokenize`: ids back to text, whole or as a stream.
 //! - `fingerprint`: a hash by which processes compare their tokenizers.
 //!
@@ -11,7 +11,7 @@
 mod bpe;
 mod bytes;
 mod cancel;
-mod charsmap;
+pub(crate) mod charsmap;
 pub(crate) mod detokenize;
 pub(crate) mod end_tokens;
 mod fingerprint;
@@ -26,13 +26,16 @@ mod pre_tokenizer;
 mod special_tokens;
 pub(crate) mod split_patterns;
 mod string_table;
+pub(crate) mod text_pair;
 pub(crate) mod token_kind;
-mod wordpiece;
+pub(crate) mod unigram;
+pub(crate) mod wordpiece;
 
 use crate::error::Result;
 use crate::gguf::reader::Gguf;
 use crate::tokenizer::gguf_vocab::GgufVocab;
 use crate::tokenizer::hf_vocab::HfVocab;
+use crate::tokenizer::text_pair::TextPair;
 use std::sync::{Arc, OnceLock, atomic::AtomicBool};
 
 /// A model's tokenizer. Immutable after loading.
@@ -67,6 +70,7 @@ impl Tokenizer {
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
         match gguf.str("tokenizer.ggml.model") {
             Some(wordpiece::MODEL) => wordpiece::read(gguf).map(|v| Self::of(Vocab::Hf(v.into()))),
+            Some(unigram::MODEL) => unigram::read(gguf).map(|v| Self::of(Vocab::Hf(v.into()))),
             _ => GgufVocab::new(gguf).map(|v| Self::of(Vocab::Gguf(v.into()))),
         }
     }
@@ -80,6 +84,26 @@ impl Tokenizer {
             Vocab::Hf(v) => v.encode(text, add_special),
             Vocab::Gguf(v) => v.encode(text, add_special),
         }
+    }
+
+    /// Tokenizes two texts as one sequence of at most `most` tokens, by the post-processor's template
+    /// for pairs. Special tokens in the texts are recognized. The longer text is truncated first, each
+    /// at its end. Fails if not even the template's own tokens fit.
+    pub fn encode_pair(&self, texts: [&str; 2], most: usize) -> Result<TextPair> {
+        match &self.vocab {
+            Vocab::Hf(v) => v.encode_pair(texts, most),
+            Vocab::Gguf(v) => v.encode_pair(texts, most),
+        }
+    }
+
+    /// [`encode_pair`](Self::encode_pair), which fails soon after `canceled` is set.
+    pub fn encode_pair_cancelable(
+        &self,
+        texts: [&str; 2],
+        most: usize,
+        canceled: &Arc<AtomicBool>,
+    ) -> Result<TextPair> {
+        cancel::cancelable(canceled, || self.encode_pair(texts, most))
     }
 
     /// [`encode`](Self::encode), which fails soon after `canceled` is set.

@@ -11,11 +11,11 @@ use crate::tokenizer::token_kind::TokenKind;
 use serde_json::{Map, Value as Json, json};
 
 /// `tokenizer.ggml.model` of BERT vocabularies.
-pub(super) const MODEL: &str = "bert";
+pub(crate) const MODEL: &str = "bert";
 /// GGUF marks tokens that start a word with this; `tokenizer.json` marks the others with `##`.
-const BEGINS: char = '\u{2581}';
+pub(crate) const BEGINS: char = '\u{2581}';
 /// Longer words become the unknown token, as in the reference tokenizer.
-const LONGEST_WORD: usize = 100;
+pub(crate) const LONGEST_WORD: usize = 100;
 
 /// Loads the vocabulary; the `tokenizers` library runs it.
 pub(super) fn read(gguf: &Gguf) -> Result<HfVocab> {

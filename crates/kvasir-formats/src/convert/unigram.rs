@@ -1,0 +1,96 @@
+//! Writes a Unigram vocabulary (XLM-RoBERTa) as GGUF metadata; `tokenizer/unigram.rs` is the inverse.
+//!
+//! What GGUF cannot express is refused by name.
+
+use crate::convert::pair_template::PairTemplate;
+use crate::convert::{beyond, steps};
+use crate::error::{Error, Result};
+use crate::gguf::value::{Array, Value};
+use crate::gguf::writer::Writer;
+use crate::tokenizer::charsmap;
+use crate::tokenizer::token_kind::TokenKind;
+use crate::tokenizer::unigram::{CHARSMAP, EXTRA_SPACES, MODEL, is_run_of_spaces};
+use serde_json::Value as Json;
+
+pub(super) fn write(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
+    write_normalizer(json, out)?;
+    check_pre_tokenizer(json)?;
+    let vocab = json.pointer("/model/vocab").and_then(Json::as_array);
+    let vocab = vocab.ok_or_else(|| Error::at("model.vocab", "is missing"))?;
+    let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
+    let (mut scores, mut kinds) = (vec![0.0; rows], vec![TokenKind::Unused as i32; rows]);
+    for (id, entry) in vocab.iter().enumerate() {
+        let text = entry.get(0).and_then(Json::as_str);
+        let bad = || Error::at(format!("model.vocab[{id}]"), "is not a token with its score");
+        let (text, score) = text.zip(entry.get(1).and_then(Json::as_f64)).ok_or_else(bad)?;
+        let place = tokens.get_mut(id).ok_or_else(|| Error::at("model.vocab", beyond(id as u32, rows)))?;
+        *place = text.to_owned();
+        (scores[id], kinds[id]) = (score as f32, TokenKind::Normal as i32);
+    }
+    for token in json.get("added_tokens").and_then(Json::as_array).into_iter().flatten() {
+        let id = token.get("id").and_then(Json::as_u64).and_then(|id| usize::try_from(id).ok());
+        let Some((id, text)) = id.zip(token.get("content").and_then(Json::as_str)) else { continue };
+        let place = tokens.get_mut(id).ok_or_else(|| Error::at("added_tokens", beyond(id as u32, rows)))?;
+        *place = text.to_owned();
+        kinds[id] = TokenKind::Control as i32;
+    }
+    out.set("tokenizer.ggml.model", Value::Str(MODEL.into()));
+    out.set("tokenizer.ggml.pre", Value::Str("default".into()));
+    out.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(tokens.iter().map(String::as_str))));
+    out.set("tokenizer.ggml.scores", Value::Array(Array::of_f32(&scores)));
+    out.set(TokenKind::KEY, Value::Array(Array::of_i32(&kinds)));
+    out.set("tokenizer.ggml.add_space_prefix", Value::Bool(true));
+    if let Some(id) = json.pointer("/model/unk_id").and_then(Json::as_u64) {
+        out.set("tokenizer.ggml.unknown_token_id", Value::U32(id as u32));
+    }
+    let bad = || Error::at("post_processor", "is not `<s> A </s>`, with two `</s>` between two texts");
+    let pair = PairTemplate::of(json)?.ok_or_else(bad)?;
+    let ([cls], [sep]) = (&pair.before[..], &pair.after[..]) else { return Err(bad()) };
+    if pair.between != [*sep, *sep] || pair.has_types {
+        return Err(bad());
+    }
+    for (key, id) in [("cls", *cls), ("bos", *cls), ("seperator", *sep), ("eos", *sep)] {
+        out.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
+    }
+    for key in ["bos", "eos"] {
+        out.set(format!("tokenizer.ggml.add_{key}_token"), Value::Bool(true));
+    }
+    Ok(())
+}
+
+/// A character map, and the replacement of runs of spaces by one.
+fn write_normalizer(json: &Json, out: &mut Writer) -> Result<()> {
+    let mut collapses = false;
+    for step in steps(json.get("normalizer"), "normalizers") {
+        let text = |path: &str| step.pointer(path).and_then(Json::as_str).unwrap_or_default();
+        match text("/type") {
+            "Precompiled" => {
+                let map = charsmap::checked(text("/precompiled_charsmap"));
+                let map = map.map_err(|why| Error::at("normalizer", format!("its character map {why}")))?;
+                out.set(CHARSMAP, Value::Array(Array::of_u8(&map)));
+            }
+            "Replace" if is_run_of_spaces(step) => collapses = true,
+            other => {
+                return Err(Error::at("normalizer", format!("`{other}` cannot be represented in GGUF")));
+            }
+        }
+    }
+    out.set(EXTRA_SPACES, Value::Bool(collapses));
+    Ok(())
+}
+
+fn check_pre_tokenizer(json: &Json) -> Result<()> {
+    for step in steps(json.get("pre_tokenizer"), "pretokenizers") {
+        let text = |key: &str| step.get(key).and_then(Json::as_str);
+        let is_prefixed = step.get("add_prefix_space") != Some(&Json::Bool(false))
+            && text("prepend_scheme").is_none_or(|scheme| scheme == "always");
+        match text("type").unwrap_or_default() {
+            "WhitespaceSplit" => {}
+            "Metaspace" if is_prefixed => {}
+            other => {
+                return Err(Error::at("pre_tokenizer", format!("`{other}` cannot be represented in GGUF")));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! Writes a WordPiece vocabulary (BERT) as GGUF metadata; `tokenizer/wordpiece.rs` is the inverse.
+//!
+//! GGUF marks tokens that start a word, `tokenizer.json` the others. What GGUF cannot express is
+//! refused by name.
+
+use crate::convert::beyond;
+use crate::convert::pair_template::PairTemplate;
+use crate::error::{Error, Result};
+use crate::gguf::value::{Array, Value};
+use crate::gguf::writer::Writer;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer::token_kind::TokenKind;
+use crate::tokenizer::wordpiece::{BEGINS, LONGEST_WORD, MODEL};
+use serde_json::Value as Json;
+
+pub(super) fn write(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Writer) -> Result<()> {
+    check(json)?;
+    let vocab = json.pointer("/model/vocab").and_then(Json::as_object);
+    let vocab = vocab.ok_or_else(|| Error::at("model.vocab", "is missing"))?;
+    let added: Vec<&str> = json
+        .get("added_tokens")
+        .and_then(Json::as_array)
+        .into_iter()
+        .flatten()
+        .filter(|token| token.get("special") == Some(&Json::Bool(true)))
+        .filter_map(|token| token.get("content")?.as_str())
+        .collect();
+    let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
+    let mut kinds = vec![TokenKind::Unused as i32; rows];
+    for text in vocab.keys().map(String::as_str).chain(added.iter().copied()) {
+        let Some(id) = tokenizer.token_to_id(text) else { continue };
+        let place = tokens.get_mut(id as usize).ok_or_else(|| Error::at("model.vocab", beyond(id, rows)))?;
+        let is_control = added.contains(&text);
+        *place = match text.strip_prefix("##") {
+            _ if is_control => text.to_owned(),
+            Some(rest) => rest.to_owned(),
+            None => format!("{BEGINS}{text}"),
+        };
+        kinds[id as usize] = if is_control { TokenKind::Control } else { TokenKind::Normal } as i32;
+    }
+    out.set("tokenizer.ggml.model", Value::Str(MODEL.into()));
+    out.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(tokens.iter().map(String::as_str))));
+    out.set(TokenKind::KEY, Value::Array(Array::of_i32(&kinds)));
+    out.set("tokenizer.ggml.token_type_count", Value::U32(2));
+    write_specials(json, tokenizer, out)
+}
+
+/// Writes the normalizer's flags, the unknown token and those of the template.
+fn write_specials(json: &Json, tokenizer: &Tokenizer, out: &mut Writer) -> Result<()> {
+    let flag = |name: &str| json.pointer(&format!("/normalizer/{name}")).and_then(Json::as_bool);
+    let lowercase = flag("lowercase").unwrap_or(true);
+    // Without a choice, accents follow the case.
+    let strips = flag("strip_accents").unwrap_or(lowercase);
+    for (key, is_on) in [("lowercase", lowercase), ("strip_accents", strips)] {
+        out.set(format!("tokenizer.ggml.normalizer.{key}"), Value::Bool(is_on));
+    }
+    let unknown = json.pointer("/model/unk_token").and_then(Json::as_str).unwrap_or("[UNK]");
+    if let Some(id) = tokenizer.token_to_id(unknown) {
+        out.set("tokenizer.ggml.unknown_token_id", Value::U32(id));
+    }
+    let bad = || Error::at("post_processor", "is not `[CLS] A [SEP]`, with one `[SEP]` between two texts");
+    let pair = PairTemplate::of(json)?.ok_or_else(bad)?;
+    let ([cls], [sep]) = (&pair.before[..], &pair.after[..]) else { return Err(bad()) };
+    if pair.between != pair.after || !pair.has_types {
+        return Err(bad());
+    }
+    // Other readers take the first token from the key of BOS.
+    for (key, id) in [("cls", *cls), ("bos", *cls), ("seperator", *sep), ("eos", *sep)] {
+        out.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
+    }
+    Ok(())
+}
+
+/// Refuses steps that a GGUF reader does not take.
+fn check(json: &Json) -> Result<()> {
+    let text = |path: &str| json.pointer(path).and_then(Json::as_str).unwrap_or_default();
+    let refuse =
+        |place: &str, what: &str| Err(Error::at(place, format!("{what} cannot be represented in GGUF")));
+    for (place, path, only) in [
+        ("normalizer", "/normalizer/type", "BertNormalizer"),
+        ("pre_tokenizer", "/pre_tokenizer/type", "BertPreTokenizer"),
+        ("model", "/model/continuing_subword_prefix", "##"),
+    ] {
+        if text(path) != only {
+            return refuse(place, &format!("`{}`, not `{only}`,", text(path)));
+        }
+    }
+    for flag in ["clean_text", "handle_chinese_chars"] {
+        if json.pointer(&format!("/normalizer/{flag}")) == Some(&Json::Bool(false)) {
+            return refuse(&format!("normalizer.{flag}"), "`false`");
+        }
+    }
+    let longest = json.pointer("/model/max_input_chars_per_word").and_then(Json::as_u64);
+    match longest {
+        Some(length) if length != LONGEST_WORD as u64 => {
+            refuse("model.max_input_chars_per_word", &format!("`{length}`"))
+        }
+        _ => Ok(()),
+    }
+}
