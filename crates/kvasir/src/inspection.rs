@@ -134,6 +134,14 @@ impl fmt::Display for Inspection {
         writeln!(f, "context           {} tokens", target.max_positions)?;
         writeln!(f, "hidden size       {}", target.hidden)?;
         writeln!(f, "vocabulary        {}", target.vocab)?;
+        if target.is_encoder() {
+            let task = match target.labels() {
+                0 => "embeds texts".to_owned(),
+                1 => "scores pairs of texts".to_owned(),
+                labels => format!("classifies texts by {labels} labels"),
+            };
+            writeln!(f, "encoder           {task}, generates none")?;
+        }
         writeln!(f, "prediction layers {}", self.programs.predictions.len())?;
         writeln!(f, "tokenizer         {}", yes(text.tokenizer, "yes"))?;
         let template = if text.tools { "yes, with tools" } else { "yes, without tools" };
@@ -144,6 +152,11 @@ impl fmt::Display for Inspection {
             write!(f, "  {layers}: {kv_heads} heads, key {key_dim}, value {value_dim}")?;
             write!(f, "{}", if facts.value_in_key { " (part of the key)" } else { "" })?;
             facts.window.iter().try_for_each(|window| write!(f, ", window {window}"))?;
+            match facts.lookahead {
+                0 => {}
+                u32::MAX => write!(f, ", both directions")?,
+                ahead => write!(f, ", {ahead} ahead")?,
+            }
             writeln!(f, "{}", if *index_dim > 0 { format!(", indexer {index_dim}") } else { String::new() })?;
         }
         if target.is_recurrent() {

@@ -104,6 +104,12 @@ impl OpenedModel {
     /// against this model, and adds the projection of its features (EAGLE-3) to this model's
     /// program.
     pub fn speculate(mut self, speculation: &Speculation) -> Result<Self, Error> {
+        if self.model.target.is_encoder() {
+            return Err(Error::invalid(
+                "speculation",
+                "needs a model that generates; this one is an encoder",
+            ));
+        }
         let (checkpoint, model) = (&mut self.checkpoint, &mut self.model);
         self.draft = speculation.open(DraftTarget { checkpoint, model, is_built_in: self.is_built_in })?;
         self.speculation = Some(speculation.clone());

@@ -7,6 +7,7 @@
 //! Speculative decoding is no part of it: a drafter belongs to the opened model, whose weights may
 //! include a draft model.
 
+pub(crate) mod encoder;
 pub(crate) mod error;
 pub(crate) mod policy;
 pub(crate) mod resolve;

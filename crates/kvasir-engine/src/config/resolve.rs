@@ -26,6 +26,8 @@ pub struct Facts {
     pub slots_in_memory: Option<u32>,
     /// Sliding windows of the model's layers.
     pub windows: Vec<u32>,
+    /// Whether the model is an encoder. `max_model_len` then counts one token behind the longest text.
+    pub is_encoder: bool,
     /// Whether the device is a CPU.
     pub is_cpu: bool,
     /// Whether the device is simulated, so that sequences may exceed the model's positions.
@@ -76,6 +78,10 @@ impl Resolved {
 impl EngineConfig {
     /// Fills in defaults and checks the configuration. An error names the parameters at fault.
     pub fn resolve(&self, facts: &Facts) -> Result<Resolved, ConfigError> {
+        if facts.is_encoder { self.for_encoder(facts)?.filled(facts) } else { self.filled(facts) }
+    }
+
+    fn filled(&self, facts: &Facts) -> Result<Resolved, ConfigError> {
         let needs_blocks = self.policy.is_rectangular();
         let kind = self.cache.unwrap_or(if needs_blocks { CacheKind::Paged } else { CacheKind::Radix });
         self.check_cache(kind)?;
@@ -157,7 +163,8 @@ impl EngineConfig {
             )?,
             max_model_len,
             watermark: (checked_share("watermark", self.watermark)? * 1000.0).round() as u32,
-            prefix_cache: kind.is_block_based() && self.prefix_cache.unwrap_or(true),
+            prefix_cache: kind.is_block_based() && self.prefix_cache.unwrap_or(!facts.is_encoder),
+            bidirectional: facts.is_encoder,
             graph_max_batch: self.graph_max_batch.unwrap_or(Limits::default().graph_max_batch),
             ..Limits::default()
         })

@@ -184,6 +184,8 @@ pub enum Finish {
     MaxTokens,
     /// `max_model_len` reached.
     ModelLength,
+    /// An encoder has returned its vector or scores.
+    Encoded,
     /// The KV cache is full and nothing is left to preempt or evict.
     Capacity,
     /// The detokenizer found a stop string.
@@ -222,6 +224,7 @@ impl fmt::Display for Finish {
             Self::StopId(id) => write!(f, "stop_{id}"),
             Self::MaxTokens => write!(f, "max_tokens"),
             Self::ModelLength => write!(f, "model_length"),
+            Self::Encoded => write!(f, "encoded"),
             Self::Capacity => write!(f, "capacity"),
             Self::StopText => write!(f, "stop_text"),
             Self::Aborted => write!(f, "aborted"),

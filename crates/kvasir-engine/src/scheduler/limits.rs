@@ -23,6 +23,8 @@ pub struct Limits {
     pub watermark: u32,
     /// Automatic prefix caching: prompts reuse K/V of earlier requests.
     pub prefix_cache: bool,
+    /// Whether each token attends to all tokens of its sequence, which then runs in one step (encoders).
+    pub bidirectional: bool,
     /// Most running sequences with recurrent state; none is unbounded.
     pub state_slots: Option<u32>,
     /// Most rows of a decode step that is padded to a declared batch size, or runs as a captured graph.
@@ -39,6 +41,7 @@ impl Default for Limits {
             max_waiting: 1 << 20,
             watermark: 0,
             prefix_cache: true,
+            bidirectional: false,
             state_slots: None,
             graph_max_batch: 256,
         }

@@ -4,7 +4,7 @@
 //! 1. `claim` takes slots for all rows of the step or for none. If the cache is full, the last row
 //!    is deferred and the claim is retried. Draft trees are proposed to the cache before the claim
 //!    and withdrawn if it fails.
-//! 2. `Cache::plan` writes the plan.
+//! 2. `Cache::plan` writes the plan. Rows of encoders then lose their causal masks.
 //! 3. `fill` writes batch rows. A row that decodes one token takes the fast path `decode_row`,
 //!    which reuses the row that stood in the same memory one step earlier. All others (prefill
 //!    chunks, drafts, recomputation) take `any_row`.
@@ -20,7 +20,7 @@ use crate::scheduler::state::SchedulerState;
 use crate::speculation::control::SpeculationControl;
 use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, RowKind, Step, StepKind};
 use kvasir_kv::blocks::BlockSize;
-use kvasir_kv::{CacheError, ClaimRow, SeqId, Span, StepId, Token};
+use kvasir_kv::{CacheError, ClaimRow, Mask, SeqId, Span, StepId, Token};
 
 /// Builds steps. It owns the memory of the steps that are not in use, and scratch memory.
 #[derive(Debug, Default)]
@@ -70,7 +70,12 @@ impl StepBuilder {
             let proposed = self.propose_trees(state);
             match proposed.and_then(|()| state.kv.cache_mut().claim(id, &self.claims)) {
                 Ok(()) => match state.kv.cache_mut().plan(id, &mut step.plan) {
-                    Ok(()) => return true,
+                    Ok(()) => {
+                        if state.limits.bidirectional {
+                            step.plan.rows.iter_mut().for_each(|row| row.mask = Mask::None);
+                        }
+                        return true;
+                    }
                     Err(_) => {
                         let canceled = state.kv.cache_mut().cancel(id);
                         debug_assert!(canceled.is_ok(), "{canceled:?}");

@@ -33,6 +33,23 @@ fn store_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) 
     }
 }
 
+/// Ends a request of an encoder: emits the vector of the step's `i`-th row, which has no token.
+fn end_encoded(state: &mut SchedulerState, entry: u32, i: usize, step: &Step, now: Nanos) {
+    let hidden = hidden(i, step);
+    let is_wanted = step.batch.rows.get(i).is_some_and(BatchRow::wants_hidden);
+    let finish = match hidden {
+        _ if step.output.broken.contains(&(i as u32)) => Finish::Failed(Fault::NotFinite),
+        // The executor returned no vector, or the request asked for a token.
+        [] => Finish::Failed(Fault::Internal),
+        _ if !is_wanted => Finish::Failed(Fault::Internal),
+        vector => {
+            state.outbox.hidden.push((state.outbox.events.len() as u32, vector.to_vec()));
+            Finish::Encoded
+        }
+    };
+    state.finish_now(entry, finish, now);
+}
+
 /// The hidden state (embedding) of the step's `i`-th row; empty if the executor returned none.
 fn hidden(i: usize, step: &Step) -> &[f32] {
     let wanting = |rows: &[BatchRow]| rows.iter().filter(|row| row.wants_hidden()).count();
@@ -195,6 +212,9 @@ impl StepCommitter {
         let span = step.output.rows.get(i).map(|out| out.tokens).unwrap_or_default();
         let sampled = step.output.tokens.get(span.range()).unwrap_or(&[]);
         let first = sequence.outputs_len();
+        if state.limits.bidirectional {
+            return end_encoded(state, entry, i, step, now);
+        }
         let width = (row.tokens.len - row.sample_from) as usize;
         // A device may decode several tokens by itself if no other step in flight feeds the
         // sequence.
