@@ -122,6 +122,7 @@ impl Started {
         let config = options.config()?;
         let (opened, name) = open_model(model, name, &config, &service)?;
         if service.needs_template {
+            refuse_encoder(&opened, &name)?;
             sampling_args.check_template(&opened, &name)?;
         }
         // Dropped at the end: an engine takes time, too.
@@ -191,6 +192,10 @@ impl Started {
         let Service { access, allowed, reports, names, timeout, rules, .. } = service;
         let Service { defaults, kv_events, streams, tokenizers, .. } = service;
         check_ranks(&opened, fleet.ranks)?;
+        if opened.model.target.is_encoder() && fleet.roles.iter().any(|role| *role != Role::Both) {
+            let why = "--role: an encoder reads each text in one step; leave the roles out";
+            return Err(Failure::usage(why.to_owned()));
+        }
         let engines = fleet.roles.len() as u32;
         if fleet.shares_experts {
             check_replicas(&opened, fleet.roles.len())?;
@@ -236,6 +241,14 @@ impl Started {
         let app = App::new(Arc::new(served), host, access, live, names, rules);
         Ok(Self { app, name, facts, prefill: None, warning, tokenizers })
     }
+}
+
+/// Refuses to chat with a model that generates nothing.
+fn refuse_encoder(opened: &OpenedModel, name: &str) -> Result<(), Failure> {
+    if opened.model.target.is_encoder() {
+        return Err(Failure::usage(format!("{name} {}", kvasir::ENCODES)));
+    }
+    Ok(())
 }
 
 /// Checks that a model can be divided among this number of ranks.
@@ -342,6 +355,7 @@ pub(crate) fn build_model(
         max_new_tokens: sampling_args.max_new_tokens(opened)?,
         context_shift: sampling_args.shifts_context(),
         hidden: returns_hidden.then_some(program.hidden as u32),
+        encoder: program.is_encoder().then(|| model::Encoder { labels: program.labels() as u32 }),
         eos: opened.eos(),
         sampling: defaults.map_or(sampling, |defaults| defaults.applied_to(sampling)),
         seed: defaults.and_then(SamplingDefaults::seed),

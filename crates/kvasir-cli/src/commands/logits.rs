@@ -42,6 +42,9 @@ impl Args {
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         rule(!self.compute.is_simulated(), || "--backend sim computes no logits: give another one".into())?;
         let model = self.compute.load()?;
+        rule(!model.program().is_encoder(), || {
+            "an encoder has no logits: give a model that generates".into()
+        })?;
         let mut resolved = self.options.resolve(&model, self.prompt_ids.len() + 1)?;
         // Nothing follows the prompt, which may fill the context.
         resolved.limits.max_prompt = Some(resolved.limits.max_model_len);

@@ -213,6 +213,7 @@ impl Args {
             slots: preset.slots(config.memory_share()?),
             slots_in_memory: Some(preset.slots(1.0)),
             windows: Vec::new(),
+            is_encoder: false,
             is_cpu: preset.machine.is_cpu,
             is_simulated: true,
             has_graphs: true,

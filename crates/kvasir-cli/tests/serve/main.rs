@@ -8,6 +8,7 @@ mod bounds;
 mod bystander;
 mod doctor;
 mod embeddings;
+mod encoders;
 mod experts;
 mod faults;
 mod fleet;

@@ -153,7 +153,11 @@ impl Metrics {
             key.ended(summary, matches!(summary.finish, Finish::Refused(_)));
         }
         let at = match summary.finish {
-            Finish::StopSequence { .. } | Finish::Eos | Finish::StopId(_) | Finish::StopText => 0,
+            Finish::StopSequence { .. }
+            | Finish::Eos
+            | Finish::StopId(_)
+            | Finish::StopText
+            | Finish::Encoded => 0,
             Finish::MaxTokens | Finish::ModelLength | Finish::Capacity => 1,
             Finish::Aborted => 2,
             Finish::Refused(_) => 4,

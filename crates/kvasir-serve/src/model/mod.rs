@@ -7,10 +7,13 @@
 
 pub(crate) mod answer;
 pub(crate) mod chat_prompt;
+pub(crate) mod encoder;
 pub(crate) mod judge_prompt;
 pub(crate) mod marked_prefixes;
 pub(crate) mod sampler_chain;
 pub(crate) mod text;
+
+pub use crate::model::encoder::Encoder;
 
 use crate::error::{ApiError, Overflow};
 use crate::model::sampler_chain::BreakerCache;
@@ -21,7 +24,7 @@ use std::{sync::Arc, time::SystemTime};
 
 /// Size in bytes from which a text is checked against the context before it is tokenized, and its
 /// tokenization is charged.
-const LONG_TEXT: usize = 64 << 10;
+pub(crate) const LONG_TEXT: usize = 64 << 10;
 
 /// Description of a model for lists and pages; nothing depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,8 +75,11 @@ impl Card {
 pub struct Facts {
     /// Vocabulary size.
     pub vocab: u32,
-    /// Context length in tokens, prompt and answer together.
+    /// Context length in tokens, prompt and answer together; of an encoder, one more than its longest
+    /// text has.
     pub max_len: u32,
+    /// What an encoder gives; `None` for a model that generates.
+    pub encoder: Option<Encoder>,
     /// Cap on answer tokens, if configured.
     pub max_new_tokens: Option<u32>,
     /// Whether requests may shift their context when it is full (`--context-shift`).

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Working memory of a tokenization per byte of text, measured with `tokenizers` on texts of one
 /// token per character.
-const BYTES_PER_TEXT_BYTE: usize = 176;
+pub(crate) const BYTES_PER_TEXT_BYTE: usize = 176;
 
 impl Model {
     /// Tokenizes a text. Ends with an error when the client of this request leaves.

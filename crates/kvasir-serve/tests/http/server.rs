@@ -282,6 +282,7 @@ pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
         max_new_tokens: None,
         context_shift: false,
         hidden: None,
+        encoder: None,
         eos: vec![Toy::EOS],
         sampling: Sampling::default(),
         seed: None,

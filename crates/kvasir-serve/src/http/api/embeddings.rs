@@ -1,7 +1,8 @@
-//! OpenAI `/v1/embeddings`: L2-normalized last-token hidden state per input.
+//! OpenAI `/v1/embeddings`: an L2-normalized vector per input: the last token's hidden state, or what
+//! an encoder pools.
 //!
 //! Each input runs as a one-token request through the engine; its hidden state is returned beside
-//! the token.
+//! the token. A request of an encoder ends without a token.
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
@@ -9,11 +10,13 @@ use crate::http::answers::json_answer::{AnswerMemory, JsonAnswer};
 use crate::http::answers::single_token::{self, SingleToken};
 use crate::http::app::App;
 use crate::http::body::read_body;
+use crate::request::completions::Prompt;
 use crate::request::embeddings::{EmbeddingsRequest, Encoding};
 use crate::request::fields::EMBEDDINGS;
 use crate::work_pool::fair_queue::Cost;
 use axum::{extract::Request, extract::State};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use kvasir_kv::Token;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -100,6 +103,7 @@ pub(crate) async fn embed_all(
 ) -> Result<Embedded, ApiError> {
     app.model_names().check(requested.model.as_deref())?;
     app.model.chat.require_logits("embedding")?;
+    app.model.require_vectors()?;
     let width = app.model.facts.hidden.unwrap_or_default();
     let dimensions = requested.dimensions.unwrap_or(width);
     if dimensions > width {
@@ -130,14 +134,29 @@ fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec
         let ids = app.ids(input, true).map_err(|error| ApiError { param: Some(name.clone()), ..error });
         let mut ids = ids?;
         if requested.truncate {
-            ids.truncate(app.model.facts.max_len as usize - 1);
+            truncate(app, input, &mut ids);
         }
+        app.model.check_text(&name, &ids)?;
         if ids.is_empty() {
             return Err(ApiError::param(&name, format!("`{name}` has no token")));
         }
         app.submission(&name, ids, &fields, key).map_err(ApiError::of_input)
     };
     requested.inputs.iter().enumerate().map(one).collect()
+}
+
+/// Truncates an input to the context; a text keeps the special token that the tokenizer appends.
+fn truncate(app: &App, input: &Prompt, ids: &mut Vec<Token>) {
+    let longest = app.model.facts.max_len as usize - 1;
+    let is_text = matches!(input, Prompt::Text(_));
+    let end = ids.last().copied().filter(|last| is_text && app.model.chat.tokenizer().is_special(*last));
+    if ids.len() <= longest {
+        return;
+    }
+    ids.truncate(longest);
+    if let (Some(end), Some(last)) = (end, ids.last_mut()) {
+        *last = end;
+    }
 }
 
 /// The vector of one input, and its number of tokens.

@@ -6,6 +6,7 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod conversations;
+mod cross_encoder;
 pub(crate) mod embeddings;
 pub(crate) mod llama_cpp;
 pub(crate) mod math;
@@ -21,6 +22,7 @@ pub(crate) mod sessions;
 pub(crate) mod slots;
 pub(crate) mod status;
 pub(crate) mod steps;
+mod text_pairs;
 pub(crate) mod tokenizers;
 pub(crate) mod tokens;
 pub(crate) mod web_ui;

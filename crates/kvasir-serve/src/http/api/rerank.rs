@@ -2,13 +2,16 @@
 //!
 //! By embeddings, a score is the cosine of the two vectors, -1 to 1. Models made for embeddings
 //! rank well by it; others give a rough order. By prompts (cross-encoding), each pair of texts is
-//! one request of one token, and a score is `p(yes) / (p(yes) + p(no))` of that token. `/v2/rerank`
+//! one request of one token, and a score is `p(yes) / (p(yes) + p(no))` of that token. Models with a
+//! classification head score pairs by it (`cross_encoder`). `/v2/rerank`
 //! takes and returns the format of Cohere's API, version 2.
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
 use crate::http::answers::single_token;
+use crate::http::api::cross_encoder::by_cross_encoder;
 use crate::http::api::embeddings::{Embedded, embed_all, similarity};
+use crate::http::api::text_pairs::{Pairs, Scores};
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::model::judge_prompt::DEFAULT_INSTRUCTION;
@@ -24,9 +27,6 @@ use kvasir_kv::Token;
 use kvasir_sample::Sampling;
 use serde_json::{Value, json};
 use std::sync::Arc;
-
-/// Scores of pairs of texts, and the number of tokens that were read for them.
-type Scores = (Vec<f64>, u64);
 
 /// `POST /v1/rerank`: documents by how well they answer a query, best first.
 pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
@@ -130,19 +130,6 @@ pub(crate) async fn score(State(app): State<Arc<App>>, request: Request) -> Resu
     })))
 }
 
-/// Texts to compare: each of `second` with the only one of `first`, or with that of its place.
-struct Pairs {
-    first: Vec<String>,
-    second: Vec<String>,
-}
-
-impl Pairs {
-    /// Document and query of each pair.
-    fn iter(&self) -> impl Iterator<Item = (&String, &String)> {
-        self.second.iter().zip(self.first.iter().cycle())
-    }
-}
-
 async fn compare(
     app: &Arc<App>,
     key: u64,
@@ -150,6 +137,23 @@ async fn compare(
     scoring: Option<Scoring>,
     pairs: &Arc<Pairs>,
 ) -> Result<Scores, ApiError> {
+    let facts = &app.model.facts;
+    match (facts.encoder, &scoring) {
+        (Some(encoder), None) if encoder.labels > 0 => {
+            return by_cross_encoder(app, key, cost, encoder, pairs.clone()).await;
+        }
+        (Some(encoder), Some(_)) if encoder.labels > 0 => {
+            return Err(ApiError::param(
+                "method",
+                "this model is a cross-encoder: leave `method` and `instruction` out",
+            ));
+        }
+        (Some(_), None) => return by_embeddings(app, key, cost, pairs).await,
+        (Some(encoder), Some(Scoring::Prompt { .. })) => {
+            return Err(encoder.refuses_generation(&app.model.name));
+        }
+        _ => {}
+    }
     match scoring.unwrap_or_else(|| app.rules.scoring.clone()) {
         Scoring::Embeddings => by_embeddings(app, key, cost, pairs).await,
         Scoring::Prompt { instruction } => by_prompts(app, key, cost, instruction, pairs.clone()).await,
