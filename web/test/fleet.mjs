@@ -7,7 +7,7 @@ import { Server } from "./server.mjs";
 
 export const start = () => Server.start(["--dp", "2", "--threads", "1", "--route", "round-robin"]);
 
-/** A replica that prefills and one that decodes. */
+/** A server with a prefill replica and a decode replica. */
 export const startRoles = () => Server.start(["--dp", "2", "--threads", "1", "--role", "prefill,decode"]);
 
 const row = (page, replica) => page.locator("#fleet tbody tr").nth(replica);
@@ -18,18 +18,18 @@ const areas = (page, replica, column) => row(page, replica).locator(`td.${column
 export async function looks({ page, address, shot }) {
   await page.goto(`${address}/#engine`);
   await page.waitForFunction(() => document.querySelectorAll("#fleet tbody tr").length === 2);
-  let seen = false;
-  const look = async () => {
+  let isDrawn = false;
+  const waitUntilDrawn = async () => {
     await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.running output")].every((now) => Number(now.textContent) > 0));
     await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.hits output")].every((now) => /[1-9]\d? %/.test(now.textContent)));
     await page.waitForTimeout(4000);
-    seen = true;
+    isDrawn = true;
     await shot("fleet");
   };
-  const load = async () => {
-    while (!seen) await crowd(page, 12, 200);
+  const sendPrompts = async () => {
+    while (!isDrawn) await crowd(page, 12, 200);
   };
-  await Promise.all([look(), load()]);
+  await Promise.all([waitUntilDrawn(), sendPrompts()]);
   await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.running output")].every((now) => now.textContent === "0"));
   for (const replica of [0, 1]) {
     for (const column of ["running", "pool", "hits"]) assert.ok(await areas(page, replica, column), `${column} of replica ${replica}`);
@@ -39,24 +39,25 @@ export async function looks({ page, address, shot }) {
   await accessible(page, "replicas");
 }
 
+/** K/V transfers of both replicas are drawn while prompts are sent. */
 export async function transfers({ page, address, shot }) {
   await page.goto(`${address}/#engine`);
   await page.waitForFunction(() => document.querySelector("#fleet .state span")?.textContent === "ready, prefill");
-  let seen = false;
-  const look = async () => {
-    await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.transfers output")].every((now) => Number(now.textContent) > 0));
-    seen = true;
+  let isDrawn = false;
+  const waitUntilDrawn = async () => {
+    await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.transfers output")].every((output) => Number(output.textContent) > 0));
+    isDrawn = true;
     await shot("transfers");
   };
   // Cached prompts are not transferred, so each is new.
-  const ask = (i) => page.evaluate(async (content) => {
+  const complete = (i) => page.evaluate(async (content) => {
     const headers = { "Content-Type": "application/json" };
     await (await fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify({ messages: [{ role: "user", content }], max_tokens: 4 }) })).json();
   }, `${Date.now()} ${i} ${"counts from one to ten. ".repeat(20)}`);
-  const load = async () => {
-    for (let i = 0; !seen; i++) await ask(i);
+  const sendPrompts = async () => {
+    for (let i = 0; !isDrawn; i++) await complete(i);
   };
-  await Promise.all([look(), load()]);
+  await Promise.all([waitUntilDrawn(), sendPrompts()]);
   for (const replica of [0, 1]) assert.ok(await areas(page, replica, "transfers"), `transfers of replica ${replica}`);
   await fits(page, "transfers");
   await accessible(page, "transfers");

@@ -57,19 +57,19 @@ export async function looks({ page, shot }) {
   await fits(page, "trace");
 }
 
-/** Several replicas are drawn over time. */
+/** A run of several replicas has heat maps and a table of their means. */
 export async function replicas({ page, shot }) {
   await open(page, "--workload", "agents", "--requests", "300", "--rate", "60", "--sim-preset", "h200:qwen3-14b", "--kv-capacity", "64000", "--roles", "2:3", "--failures", "mtbf=3,restart=0.5");
   const titles = await page.locator(".maps figcaption").allInnerTexts();
   assert.deepEqual(titles.map((title) => title.split(" up to")[0]), ["Queue", "Running", "Prefix hit rate", "K/V transfers", "Down"]);
   const map = page.locator(".maps canvas").nth(1);
   const { width } = await map.boundingBox();
-  const seen = new Set();
+  const labels = new Set();
   for (let i = 2; i < 20; i++) {
     await map.hover({ position: { x: (width * i) / 20, y: 8 } });
-    seen.add(await page.locator(".maps output").nth(1).innerText());
+    labels.add(await page.locator(".maps output").nth(1).innerText());
   }
-  assert.ok([...seen].some((text) => /^replica 0, prefill at .+ s: .+ requests$/.test(text)), [...seen].join("; "));
+  assert.ok([...labels].some((text) => /^replica 0, prefill at .+ s: .+ requests$/.test(text)), [...labels].join("; "));
   await page.locator(".replicas summary").click();
   assert.equal(await page.locator(".replicas tbody tr").count(), 5);
   await shot("replicas");

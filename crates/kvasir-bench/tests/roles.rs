@@ -1,8 +1,8 @@
-//! Simulations of disaggregated prefill, ranks and failures of replicas.
+//! Simulated fleets with disaggregated prefill, tensor-parallel ranks and failures of replicas.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_bench::{
-    sim::{Failures, FleetModel, Replica, Report, Run, TimeUse, engine, run},
+    sim::{Failures, FleetModel, Replica, Report, Run, TimeBreakdown, engine, run},
     workload::{Agents, ScriptedModel, SeededParams, Workload},
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Role, Route, Summary};
@@ -11,7 +11,7 @@ use kvasir_sim::{Clock, CostDevice, Link, Preset};
 use kvasir_testkit::Random;
 use std::collections::BTreeMap;
 
-/// A fleet with the roles of its replicas.
+/// Configuration of a simulated fleet.
 #[derive(Clone)]
 struct Fleet {
     roles: Vec<Role>,
@@ -54,9 +54,9 @@ impl Fleet {
     }
 
     fn run(&self, workload: &mut dyn Workload) -> Report {
-        let failures = self.failures.map(|(mean_seconds, restart_seconds)| {
+        let failures = self.failures.map(|(mtbf_seconds, restart_seconds)| {
             let rebuild = Box::new(|_| Some(self.replica()));
-            Failures { mean_seconds, restart_seconds, rebuild }
+            Failures { mtbf_seconds, restart_seconds, rebuild }
         });
         let fleet =
             FleetModel { roles: self.roles.clone(), link: Some(self.link), failures, records_series: true };
@@ -78,6 +78,7 @@ impl Fleet {
     }
 }
 
+/// Roles of a disaggregated fleet.
 fn prefill_decode(prefill: usize, decode: usize) -> Vec<Role> {
     [vec![Role::Prefill; prefill], vec![Role::Decode; decode]].concat()
 }
@@ -95,51 +96,54 @@ fn agents(requests: u64, rate: f64) -> Agents {
     })
 }
 
-/// Where the time of all replicas went.
-fn time_of(report: &Report) -> TimeUse {
-    let mut sum = TimeUse::default();
+/// Time of all replicas by cause.
+fn total_time(report: &Report) -> TimeBreakdown {
+    let mut sum = TimeBreakdown::default();
     report.time_of_replicas.iter().for_each(|time| sum += time.seconds);
     sum
 }
 
-/// Prompt and output tokens of each request, by id.
+/// Prompt tokens, output tokens and finish reason of each request, by id.
 fn tokens(report: &Report) -> BTreeMap<&str, (u32, u32, String)> {
     let outcomes = report.outcomes.iter();
-    outcomes.map(|one| (one.id.as_str(), (one.prompt, one.outputs, one.finish.to_string()))).collect()
+    outcomes
+        .map(|outcome| (outcome.id.as_str(), (outcome.prompt, outcome.outputs, outcome.finish.to_string())))
+        .collect()
 }
 
 #[test]
-fn one_rank_equals_no_ranks_and_more_ranks_are_faster() {
+fn one_rank_has_no_collectives_and_four_are_faster() {
     let reports = [1, 4].map(|ranks| Fleet { ranks, ..Fleet::default() }.run(&mut agents(150, 40.0)));
     let plain = Preset::parse("h200:qwen3-14b").unwrap();
     assert_eq!(plain.with_ranks(1), Ok(plain));
-    assert_eq!((time_of(&reports[0]).collectives, tokens(&reports[0])), (0.0, tokens(&reports[1])));
-    let four = time_of(&reports[1]);
-    assert!(four.collectives > 0.0 && four.decode + four.collectives < time_of(&reports[0]).decode);
+    assert_eq!((total_time(&reports[0]).collectives, tokens(&reports[0])), (0.0, tokens(&reports[1])));
+    let four = total_time(&reports[1]);
+    assert!(four.collectives > 0.0 && four.decode + four.collectives < total_time(&reports[0]).decode);
     assert!(reports[1].ttft_ms.mean < reports[0].ttft_ms.mean);
 }
 
 #[test]
-fn roles_answer_with_the_tokens_of_one_engine() {
-    let both = Fleet::default().run(&mut agents(300, 40.0));
+fn disaggregated_prefill_keeps_outputs_and_recomputes_only_partial_blocks() {
+    let colocated = Fleet::default().run(&mut agents(300, 40.0));
     let fleet = Fleet { roles: prefill_decode(1, 3), ..Fleet::default() };
-    let apart = fleet.run(&mut agents(300, 40.0));
-    assert_eq!(tokens(&both), tokens(&apart));
-    assert_eq!(apart, fleet.run(&mut agents(300, 40.0)), "equal runs differ");
-    let (prefill, decode) = apart.replicas.split_at(1);
+    let disaggregated = fleet.run(&mut agents(300, 40.0));
+    assert_eq!(tokens(&colocated), tokens(&disaggregated));
+    assert_eq!(disaggregated, fleet.run(&mut agents(300, 40.0)), "equal runs differ");
+    let (prefill, decode) = disaggregated.replicas.split_at(1);
     assert!(prefill[0].handed_off > 250 && prefill[0].transfers.sent_tokens > 10_000, "{prefill:?}");
     assert!(decode.iter().all(|replica| replica.transfers.received_tokens > 0 && replica.handed_off == 0));
     // The decode replicas compute partly filled blocks only.
     let [prefill, decode] = [Role::Prefill, Role::Decode]
-        .map(|role| apart.time_of_replicas.iter().find(|time| time.role == role).unwrap().seconds);
+        .map(|role| disaggregated.time_of_replicas.iter().find(|time| time.role == role).unwrap().seconds);
     assert!(decode.prefill == 0.0 && decode.lost_prefixes == 0.0, "{decode:?}");
     assert!(decode.after_hand_off < decode.decode / 2.0 && prefill.after_hand_off == 0.0, "{decode:?}");
-    assert!(apart.request_times_ms.moves > 0.0 && both.request_times_ms.moves == 0.0);
+    assert!(disaggregated.request_times_ms.between_replicas > 0.0);
+    assert_eq!(colocated.request_times_ms.between_replicas, 0.0);
 }
 
 /// Senders decode while a slow link transfers. Beyond its send buffer, blocks are computed again.
 #[test]
-fn a_slow_link_costs_time_and_recomputation() {
+fn a_slow_link_delays_decode_and_causes_recomputation() {
     let report = |bandwidth| {
         let link = Link::given(bandwidth, 1e-3);
         let fleet = Fleet { roles: prefill_decode(2, 2), link, ..Fleet::default() };
@@ -156,16 +160,16 @@ fn a_slow_link_costs_time_and_recomputation() {
         |report: &Report| report.replicas.iter().map(|replica| replica.transfers.unsent_tokens).sum::<u64>();
     assert_eq!(unsent(&fast), 0);
     assert!(unsent(&slowest) > 1000, "{}", unsent(&slowest));
-    assert!(time_of(&slowest).after_hand_off > time_of(&fast).after_hand_off);
+    assert!(total_time(&slowest).after_hand_off > total_time(&fast).after_hand_off);
 }
 
-/// Records how often each request ends.
-struct Ends<'a> {
+/// A workload that counts how often each of its requests ends.
+struct EndCounter<'a> {
     workload: &'a mut dyn Workload,
-    ends: BTreeMap<u64, u32>,
+    counts: BTreeMap<u64, u32>,
 }
 
-impl Workload for Ends<'_> {
+impl Workload for EndCounter<'_> {
     fn title(&self) -> String {
         self.workload.title()
     }
@@ -179,14 +183,14 @@ impl Workload for Ends<'_> {
     }
 
     fn ended(&mut self, summary: &Summary, now: u64, more: &mut Vec<kvasir_bench::workload::Job>) {
-        *self.ends.entry(summary.tag).or_default() += 1;
+        *self.counts.entry(summary.tag).or_default() += 1;
         self.workload.ended(summary, now, more);
     }
 }
 
 #[test]
 fn every_request_ends_once_whichever_replicas_fail() {
-    let undisturbed = Fleet::default().run(&mut agents(200, 60.0));
+    let without_failures = Fleet::default().run(&mut agents(200, 60.0));
     let (mut failures, mut lost, mut recomputed) = (0, 0, 0.0);
     for seed in 0..24 {
         let mut random = Random::new(seed);
@@ -206,24 +210,28 @@ fn every_request_ends_once_whichever_replicas_fail() {
             ..Fleet::default()
         };
         let mut workload = agents(200, 60.0);
-        let mut ends = Ends { workload: &mut workload, ends: BTreeMap::new() };
-        let report = fleet.run(&mut ends);
+        let mut counter = EndCounter { workload: &mut workload, counts: BTreeMap::new() };
+        let report = fleet.run(&mut counter);
         assert_eq!((&report.broke_off, report.requests), (&None, 200), "seed {seed}");
-        assert!(ends.ends.len() == 200 && ends.ends.values().all(|n| *n == 1), "seed {seed}");
+        assert!(
+            counter.counts.len() == 200 && counter.counts.values().all(|count| *count == 1),
+            "seed {seed}"
+        );
         assert_eq!(report, fleet.run(&mut agents(200, 60.0)), "seed {seed}");
         if fleet.aborts == 0 && report.finished == 200 {
-            assert_eq!(tokens(&undisturbed), tokens(&report), "seed {seed}");
+            assert_eq!(tokens(&without_failures), tokens(&report), "seed {seed}");
         }
         failures += report.replicas.iter().map(|replica| replica.failures).sum::<u32>();
         lost += report.replicas.iter().map(|replica| replica.transfers.lost_tokens).sum::<u64>();
-        recomputed += time_of(&report).after_failure;
+        recomputed += total_time(&report).after_failure;
     }
     assert!(failures > 100 && lost > 0 && recomputed > 0.0, "{failures} {lost} {recomputed}");
 }
 
-/// Of two routes, the one that finds fewer prefixes spends more time on lost ones.
+/// Round-robin routing finds fewer cached prefixes than prefix routing, so it spends more time on
+/// lost ones.
 #[test]
-fn lost_prefixes_are_told_from_new_prompts() {
+fn lost_prefixes_are_distinguished_from_new_prompts() {
     let report = |route| Fleet { route, ..Fleet::default() }.run(&mut agents(400, 60.0));
     let [prefix, round_robin] = [Route::Prefix, Route::RoundRobin].map(report);
     let [few, many] = [&prefix, &round_robin].map(time_of);

@@ -1,5 +1,6 @@
 //! Startup shared by `serve`, its workers and `chat`: loads the model, builds the engine
-//! (`ready_engine`) or the fleet, starts the tokenizer processes (`tokenizers`), and the HTTP app.
+//! (`ready_engine`) or the fleet, starts the tokenizer processes (`tokenizers`), and builds the
+//! HTTP app.
 
 pub(crate) mod ready_engine;
 pub(crate) mod tokenizers;
@@ -9,7 +10,7 @@ use crate::io::failure::Failure;
 use crate::io::model_progress::loading;
 use crate::options::Options;
 use crate::options::model::ModelArgs;
-use crate::options::reports::{log_of_processes, log_warning};
+use crate::options::reports::{log_warning, process_logger};
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
 use crate::startup::ready_engine::{EngineFacts, Peers, ReadyEngine};
@@ -197,8 +198,8 @@ impl Started {
             return Err(Failure::usage(why.to_owned()));
         }
         let engines = fleet.roles.len() as u32;
-        if fleet.shares_experts {
-            check_replicas(&opened, fleet.roles.len())?;
+        if fleet.expert_parallel {
+            check_experts(&opened, fleet.roles.len())?;
         }
         let observer = ReplicaObserver::new(fleet.roles.len(), timeout);
         let counted = observer.clone();
@@ -211,13 +212,13 @@ impl Started {
         let started = Fleet::start(FleetConfig {
             roles: fleet.roles,
             route: fleet.route,
-            shares_experts: fleet.shares_experts,
+            expert_parallel: fleet.expert_parallel,
             command: (fleet.command)(packed_file),
             identity,
             step_timeout: timeout,
             kv_events,
             on_counters: Box::new(move |replica, counters| counted.update(replica, counters)),
-            on_log: log_of_processes(&reports),
+            on_log: process_logger(&reports),
         });
         let started = started.map_err(Failure::failed)?;
         let kvasir_fleet::Facts { slots, max_len, has_kv_events, cut_obstacle, more, .. } =
@@ -258,7 +259,7 @@ fn check_ranks(opened: &OpenedModel, ranks: usize) -> Result<(), Failure> {
 }
 
 /// Checks that the experts of a model can be divided among this number of replicas.
-fn check_replicas(opened: &OpenedModel, replicas: usize) -> Result<(), Failure> {
+fn check_experts(opened: &OpenedModel, replicas: usize) -> Result<(), Failure> {
     let part = opened.model.target.for_replica(0, replicas);
     part.map(drop).map_err(|why| Failure::usage(format!("--ep on: {why}")))
 }
@@ -278,8 +279,8 @@ pub(crate) struct FleetStart {
     pub(crate) roles: Vec<Role>,
     /// Ranks of each worker.
     pub(crate) ranks: usize,
-    /// Whether the workers share the experts of the model.
-    pub(crate) shares_experts: bool,
+    /// Whether the experts of the model are divided among the workers.
+    pub(crate) expert_parallel: bool,
     pub(crate) route: Route,
     pub(crate) command: WorkerCommandFactory,
 }

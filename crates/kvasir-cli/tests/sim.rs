@@ -143,7 +143,7 @@ fn reports_list_each_replica() {
 }
 
 #[test]
-fn reports_say_where_the_time_goes() {
+fn reports_divide_the_time_of_replicas_by_cause() {
     let fleet = "--workload agents --requests 60 --rate 60 --sim-preset h200:qwen3-14b --roles 1:2 --tp 2 \
                  --failures mtbf=1,restart=0.2";
     let args: Vec<&str> = fleet.split_whitespace().collect();
@@ -161,7 +161,7 @@ fn reports_say_where_the_time_goes() {
 }
 
 #[test]
-fn the_page_of_several_replicas_draws_them_over_time() {
+fn the_page_plots_several_replicas_over_time() {
     let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), "sim-fleet-page");
     let page = folder.join("page.html");
     let out = sim(&[

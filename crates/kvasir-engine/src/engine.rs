@@ -77,7 +77,8 @@ pub trait Observer: Send {
     /// A step was postprocessed: its events are in `Core::events`, which may still hold undelivered
     /// earlier ones.
     fn completed(&mut self, core: &Core, step: &Step, result: &Result<(), StepError>, now: Nanos);
-    /// A dummy step has joined a step of other replicas; see [`Lockstep`](crate::Lockstep).
+    /// The engine ran a dummy step to join a step of other replicas; see
+    /// [`Lockstep`](crate::Lockstep).
     fn joined(&mut self, _core: &Core, _step: &Step, _now: Nanos) {}
     /// No request is left; some may have ended between two steps.
     fn idle(&mut self, _core: &Core) {}
@@ -107,7 +108,7 @@ pub struct Engine<E: Executor> {
     meter: CostMeter,
     /// Exports K/V blocks of requests that another engine will decode.
     exporter: Option<Exporter>,
-    /// The replicas that run their steps together with this engine.
+    /// Set if data-parallel replicas run each step together with this engine.
     lockstep: Option<LockstepGroup>,
     ended: Option<Exit>,
 }
@@ -232,7 +233,7 @@ impl<E: Executor> Engine<E> {
     }
 
     /// One turn: schedules a step if one can be built, and completes the oldest steps in flight
-    /// beyond the overlap. In lockstep, an engine that has nothing to run joins a step of the others.
+    /// beyond the overlap. In lockstep, an engine without work joins the steps of other replicas.
     /// Once the engine has ended, every later call returns the same again.
     pub fn step(&mut self) -> Result<Turn, Exit> {
         if let Some(exit) = &self.ended {

@@ -43,7 +43,7 @@ pub enum Message {
     EndSession(SessionId),
     /// Add blocks that another engine has computed to the prefix cache.
     Import(Box<KvImport>),
-    /// Another replica of its lockstep group has begun a step: join it. Changes nothing else.
+    /// Join the step that another replica of the lockstep group has begun. Changes no request.
     JoinStep,
     /// Exit once all requests have ended.
     Drain,
@@ -118,7 +118,7 @@ impl<E: Executor> Engine<E> {
                 }
                 Ok(Turn::Idle) if serving.draining => return Exit::Requested,
                 Ok(Turn::Idle) => {
-                    if !serving.has_joined
+                    if !serving.last_was_join_step
                         && let Err(why) = self.core().check_invariants()
                     {
                         return Exit::Broken(why);
@@ -140,8 +140,9 @@ impl<E: Executor> Engine<E> {
 struct ServingLoop {
     ids: HashMap<u64, RequestId>,
     draining: bool,
-    /// Whether the newest message was `JoinStep`: a dummy step breaks no invariant.
-    has_joined: bool,
+    /// Whether the last message was `JoinStep`. A dummy step changes no state of the scheduler, so
+    /// the invariants are then not checked.
+    last_was_join_step: bool,
     exit: Option<Exit>,
 }
 
@@ -185,7 +186,7 @@ impl ServingLoop {
 
     fn apply<E: Executor>(&mut self, engine: &mut Engine<E>, message: Message) {
         let now: Nanos = engine.now();
-        self.has_joined = message == Message::JoinStep;
+        self.last_was_join_step = message == Message::JoinStep;
         match message {
             Message::Add { request, n } => {
                 let tag = request.tag;
@@ -211,7 +212,7 @@ impl ServingLoop {
             Message::Cut { session, range } => engine.core_mut().cut_session(session, range),
             Message::EndSession(session) => engine.core_mut().end_session(session),
             Message::Import(import) => engine.import_kv(*import),
-            // The next turn joins the step.
+            // `Engine::step` joins the step.
             Message::JoinStep => {}
             Message::Drain => self.draining = true,
             Message::Exit => self.exit = Some(Exit::Requested),

@@ -1,5 +1,4 @@
-//! Engines in lockstep: an engine without work joins the steps of others with dummy steps, and
-//! prefills are coalesced.
+//! Engines in lockstep: dummy steps of an engine without work, and coalescing of prefills.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
@@ -8,19 +7,20 @@ use kvasir_kv::{CacheConfig, CacheKind, build};
 use kvasir_sim::Toy;
 use std::sync::{Arc, Mutex};
 
-/// What the other replicas of a test do.
+/// Simulated state of the other replicas.
 #[derive(Default)]
-struct Others {
-    /// Steps that they have begun and this engine has not joined.
+struct SimulatedPeers {
+    /// Number of steps that they have begun and the engine under test has not joined.
     begun: u32,
+    /// The states that they publish.
     states: Vec<ReplicaState>,
-    /// The states that this engine has published.
+    /// The states that the engine under test has published.
     published: Vec<ReplicaState>,
 }
 
-struct Peers(Arc<Mutex<Others>>);
+struct FakeLockstep(Arc<Mutex<SimulatedPeers>>);
 
-impl Lockstep for Peers {
+impl Lockstep for FakeLockstep {
     fn is_behind(&self) -> bool {
         self.0.lock().unwrap().begun > 0
     }
@@ -32,14 +32,15 @@ impl Lockstep for Peers {
     }
 }
 
-/// The toy device, each step of which joins one of the others. A dummy step fails if `fails`.
-struct Joining {
+/// A toy executor, each step of which joins one step of the peers.
+struct JoiningExecutor {
     toy: Toy,
-    others: Arc<Mutex<Others>>,
+    others: Arc<Mutex<SimulatedPeers>>,
+    /// Whether dummy steps fail.
     fails: bool,
 }
 
-impl Executor for Joining {
+impl Executor for JoiningExecutor {
     type Pending = (Box<Step>, Result<(), StepError>);
 
     fn abilities(&self) -> Abilities {
@@ -66,13 +67,17 @@ impl Executor for Joining {
     }
 }
 
-fn engine(others: &Arc<Mutex<Others>>, coalescing: Option<Coalescing>, fails: bool) -> Engine<Joining> {
+fn engine(
+    others: &Arc<Mutex<SimulatedPeers>>,
+    coalescing: Option<Coalescing>,
+    fails: bool,
+) -> Engine<JoiningExecutor> {
     let cache = build(CacheKind::Paged, &CacheConfig { block_size: 4, ..CacheConfig::new(256) }).unwrap();
     let policy = Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0));
     let core = Core::new(Limits::default(), Order::Fcfs, policy, cache);
-    let executor = Joining { toy: Toy::new(), others: Arc::clone(others), fails };
+    let executor = JoiningExecutor { toy: Toy::new(), others: Arc::clone(others), fails };
     let engine = Engine::new(core, executor, || 0).overlap(false);
-    engine.in_lockstep(Box::new(Peers(Arc::clone(others))), coalescing)
+    engine.in_lockstep(Box::new(FakeLockstep(Arc::clone(others))), coalescing)
 }
 
 fn request(outputs: u32) -> Request {
@@ -80,10 +85,10 @@ fn request(outputs: u32) -> Request {
     Request { tag: 1, prompt: vec![3, 4, 5, 6], params }
 }
 
-/// Counts dummy steps, and sees their ids.
-struct Joined(Arc<Mutex<Vec<u64>>>);
+/// Records the ids of dummy steps.
+struct DummyStepIds(Arc<Mutex<Vec<u64>>>);
 
-impl Observer for Joined {
+impl Observer for DummyStepIds {
     fn scheduled(&mut self, _: &Core, _: &Step) {}
     fn completed(&mut self, _: &Core, _: &Step, _: &Result<(), StepError>, _: Nanos) {}
     fn joined(&mut self, _: &Core, step: &Step, _: Nanos) {
@@ -93,25 +98,25 @@ impl Observer for Joined {
 
 #[test]
 fn an_idle_engine_joins_each_step_of_the_others_once() {
-    let (others, joined) = (Arc::<Mutex<Others>>::default(), Arc::<Mutex<Vec<u64>>>::default());
-    let mut engine = engine(&others, None, false).observe(Box::new(Joined(Arc::clone(&joined))));
+    let (others, joined) = (Arc::<Mutex<SimulatedPeers>>::default(), Arc::<Mutex<Vec<u64>>>::default());
+    let mut engine = engine(&others, None, false).observe(Box::new(DummyStepIds(Arc::clone(&joined))));
     assert_eq!(engine.step(), Ok(Turn::Idle));
     others.lock().unwrap().begun = 3;
     let turns: Vec<_> = (0..4).map(|_| engine.step().unwrap()).collect();
     assert_eq!(turns, [Turn::Ran, Turn::Ran, Turn::Ran, Turn::Idle]);
-    // Steps with sequences join, too.
+    // A step with sequences also joins a step of the others.
     engine.add_request(request(5)).unwrap();
     others.lock().unwrap().begun = 7;
     while engine.step() != Ok(Turn::Idle) {
         engine.core().check_invariants().unwrap();
     }
-    assert_eq!(*joined.lock().unwrap(), [1, 2, 3, 9, 10], "the steps between had sequences");
+    assert_eq!(*joined.lock().unwrap(), [1, 2, 3, 9, 10], "steps 4 to 8 have sequences");
     assert!(engine.core().is_idle());
 }
 
 #[test]
 fn an_engine_that_cannot_join_ends() {
-    let others = Arc::<Mutex<Others>>::default();
+    let others = Arc::<Mutex<SimulatedPeers>>::default();
     let mut engine = engine(&others, None, true);
     others.lock().unwrap().begun = 1;
     assert!(matches!(engine.step(), Err(Exit::DeviceLost(why)) if why.contains("no memory")));
@@ -120,10 +125,10 @@ fn an_engine_that_cannot_join_ends() {
 
 #[test]
 fn prompts_wait_for_prompts_of_the_other_replicas() {
-    let others = Arc::<Mutex<Others>>::default();
+    let others = Arc::<Mutex<SimulatedPeers>>::default();
     let rules = Coalescing { max_num_batched_tokens: 5, stall_ticks: 90, ..Coalescing::default() };
     let mut engine = engine(&others, Some(rules), false);
-    // A replica that only decodes.
+    // The other replica only decodes.
     others.lock().unwrap().states = vec![ReplicaState { running_decode: 1, ..ReplicaState::default() }];
     engine.add_request(request(200)).unwrap();
     engine.step().unwrap();
@@ -134,7 +139,7 @@ fn prompts_wait_for_prompts_of_the_other_replicas() {
     }
     let own = ReplicaState { prefillable: true, pending_tokens: 4, running_decode: 1 };
     assert_eq!(others.lock().unwrap().published.last(), Some(&own));
-    // It gets a prompt, too.
+    // The other replica gets a prompt.
     others.lock().unwrap().states =
         vec![ReplicaState { prefillable: true, pending_tokens: 4, running_decode: 1 }];
     engine.step().unwrap();

@@ -89,19 +89,21 @@ impl Step {
         if planned != n || plan.write_slots.len() != n {
             return Err(StepError::Failed(format!("plan of {planned} tokens for a batch of {n}")));
         }
-        let rows = |section: &Section| {
+        let has_same_rows = |section: &Section| {
             section
                 .rows
                 .iter()
                 .map(|row| (row.seq, row.queries))
                 .eq(plan.rows.iter().map(|row| (row.seq, row.queries)))
         };
-        if plan.windows.iter().any(|section| section.write_slots.len() != n || !rows(section)) {
-            return Err(StepError::Failed("the sections of the plan have different rows".into()));
+        if plan.windows.iter().any(|section| section.write_slots.len() != n || !has_same_rows(section)) {
+            return Err(StepError::Failed(
+                "the window sections of the plan have other rows than its full section".into(),
+            ));
         }
         if !plan.states.is_empty() && plan.states.rows.len() != plan.rows.len() {
             let (states, rows) = (plan.states.rows.len(), plan.rows.len());
-            return Err(StepError::Failed(format!("plan of {states} states for {rows} rows")));
+            return Err(StepError::Failed(format!("plan of {states} state rows for {rows} rows")));
         }
         Ok(())
     }

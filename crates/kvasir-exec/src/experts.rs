@@ -1,55 +1,57 @@
 //! [`ExpertExchange`]: expert parallelism between data-parallel replicas.
 //!
-//! Each replica holds some experts of every mixture. In each mixture layer of a step:
+//! Each replica holds a part of the experts of every MoE layer. In each MoE layer of a step:
 //!
-//! 1. Dispatch: each replica sends its rows, with the experts that each row was routed to.
-//! 2. Each replica computes the outputs of its own experts for the rows of all replicas.
-//! 3. Combine: the outputs return to the row's replica, one per chosen expert and unweighted.
+//! 1. Dispatch: each replica sends its rows (hidden states) with the experts selected for each.
+//! 2. Each replica computes the outputs of its local experts for the rows of all replicas.
+//! 3. Combine: each row's replica receives one unweighted output per selected expert.
 //!
-//! The receiver computes the weighted sum in the order of the complete model, so no bit depends on
-//! the number of replicas. All replicas call as many exchanges per step, also without any rows.
+//! That replica computes the weighted sum in the order of a model without expert parallelism, so no
+//! bit depends on the number of replicas.
+//!
+//! Invariant: all replicas call the same number of exchanges per step, even if they have no rows.
 
 use crate::executor::StepError;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The rows that a replica sends to the experts of one mixture.
+/// Rows of one MoE layer with their selected experts.
 #[derive(Clone, Copy, Debug)]
 pub struct DispatchRows<'a> {
     /// All rows, concatenated.
     pub rows: &'a [f32],
     /// Values per row.
     pub width: usize,
-    /// The experts of each row, `chosen` per row; [`NO_EXPERT`] fills unused places.
+    /// The expert ids of each row, `top_k` per row, padded with [`NO_EXPERT`].
     pub experts: &'a [u32],
-    /// Experts per row.
-    pub chosen: usize,
+    /// Expert ids per row.
+    pub top_k: usize,
 }
 
-/// Entry of [`DispatchRows::experts`] without an expert.
+/// Entry of [`DispatchRows::experts`] that has no expert, or one of another replica.
 pub const NO_EXPERT: u32 = u32::MAX;
 
-/// Stores the output of one expert for one row. The first argument is the index of the expert in
-/// [`DispatchRows::experts`] of the received rows. Threads may call it at the same time, for
-/// different indices.
+/// Stores the output of one expert for one row. The first argument is the index of the row's expert
+/// in [`DispatchRows::experts`] of the received rows. Concurrent calls must have different indices.
 pub type StoreOutput<'a> = dyn Fn(usize, &[f32]) + Sync + 'a;
 
 /// Computes the outputs of the local experts for received rows. It must store one output for each
-/// entry of `experts` that is a local expert, and none for the others.
+/// entry of `experts` that is a local expert, and none for the other entries.
 pub type ComputeExperts<'a> = dyn FnMut(DispatchRows<'_>, &StoreOutput<'_>) + 'a;
 
-/// The exchange of rows between the replicas that share the experts of one model.
+/// Exchanges rows between the replicas among which the experts of a model are divided.
 pub trait ExpertExchange: Send + Sync {
     /// Number of replicas.
     fn count(&self) -> usize;
-    /// Maximum number of rows that one call of a [`ComputeExperts`] receives.
+    /// Maximum number of rows that one call of [`ComputeExperts`] receives.
     fn max_rows(&self) -> usize;
-    /// Sends `own` rows to the replicas of their experts, computes the `local` experts for the rows
-    /// of all replicas, and writes the outputs for `own` rows to `outputs`: one row per entry of
-    /// `own.experts`. Blocks until every replica has called. `compute` may run several times.
+    /// Sends the rows `own` to the replicas of their experts, computes the experts `local` for the
+    /// rows of all replicas, and writes the outputs for `own` to `outputs`: one row per entry of
+    /// `own.experts`. Blocks until all replicas have called it. May call `compute` several times.
     ///
     /// # Errors
-    /// `Lost` if a replica is out of step. `outputs` is then unspecified.
+    /// `StepError::Lost` if a replica is at another step or exchange; `outputs` is then
+    /// unspecified.
     fn exchange(
         &self,
         own: DispatchRows<'_>,

@@ -83,9 +83,9 @@
 //! 6. `sampler_row.rs`: per-sequence sampler state, and verification of speculative drafts.
 //!
 //! `background.rs` runs an executor on its own thread. `ranks.rs` defines all-reduce and all-gather
-//! for tensor parallelism. `experts.rs` defines the exchange of rows for expert parallelism.
-//! `ranked.rs` keeps the executor of a rank or a replica in lockstep with the others.
-//! `whole_sequences.rs` checks the steps of encoders.
+//! for tensor parallelism. `experts.rs` defines dispatch and combine for expert parallelism.
+//! `ranked.rs` keeps the executor of a rank, or of an expert-parallel replica, in lockstep with the
+//! others. `whole_sequences.rs` checks the steps of encoders.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.

@@ -101,7 +101,7 @@ pub struct Output {
     /// Why the draft model failed after this step, which then has no proposals.
     #[serde(default)]
     pub draft_error: Option<String>,
-    /// Tokens that each data-parallel replica fed in this step, if the replicas run in lockstep.
+    /// Number of tokens of each data-parallel replica in this step, if they run in lockstep.
     #[serde(default)]
     pub num_tokens_across_dp: Vec<u32>,
 }

@@ -15,8 +15,9 @@
 //! tokens are rows of their own ([`RowKind::Dummy`]): they write their K and V to the dummy slot and
 //! read nothing.
 //!
-//! A dummy row's state row is empty: it feeds no recurrence. Plans with window sections are not
-//! padded: for executors of static shapes, window layers are in group 0.
+//! A dummy row has an empty state row, so recurrent layers neither read nor write a state for it.
+//! Plans with window sections are not padded: for executors of static shapes, window layers are in
+//! group 0.
 //!
 //! Invariant: a real row keeps its tokens, its write slots and the entries that each query sees, in
 //! the same order.
@@ -105,7 +106,7 @@ impl Step {
 struct Padded {
     batch: Batch,
     plan: Plan,
-    /// Whether its rows have states; a dummy row then gets one that reads and writes none.
+    /// Whether the plan has state rows; each dummy row then gets an empty one.
     has_states: bool,
 }
 

@@ -1,5 +1,5 @@
-//! [`RankExecutor`]: wraps the executor of one tensor-parallel rank, or of a replica that shares its
-//! experts, and keeps it in lockstep with the others.
+//! [`RankExecutor`]: wraps the executor of one tensor-parallel rank, or of one expert-parallel
+//! replica, and keeps it in lockstep with the others.
 //!
 //! 1. It reports every bind, release and step to its [`RankControl`], in execution order. The
 //!    control of rank 0 broadcasts them; see `kvasir-fleet`.

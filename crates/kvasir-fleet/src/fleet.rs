@@ -6,7 +6,7 @@
 
 use crate::directory::SocketDirectory;
 use crate::error::FleetError;
-use crate::experts::create_memory;
+use crate::experts::create_experts_memory;
 use crate::front::Front;
 use crate::kv_publisher::KvPublisher;
 use crate::message::{Facts, FromWorker, Identity, ToWorker};
@@ -37,8 +37,9 @@ pub struct FleetConfig {
     pub roles: Vec<Role>,
     /// Routing policy.
     pub route: Route,
-    /// Whether the replicas share their experts: they run steps together and restart together.
-    pub shares_experts: bool,
+    /// Whether the experts are divided among the replicas, which then run in lockstep and restart
+    /// together.
+    pub expert_parallel: bool,
     /// Command that starts a worker.
     pub command: WorkerCommand,
     /// Version, model and options, which every worker must match.
@@ -69,11 +70,11 @@ impl Fleet {
     /// Starts the workers, and waits until all of them are ready.
     pub fn start(config: FleetConfig) -> Result<Self, FleetError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let FleetConfig { roles, route, shares_experts, command, identity, step_timeout, .. } = config;
+        let FleetConfig { roles, route, expert_parallel, command, identity, step_timeout, .. } = config;
         let FleetConfig { kv_events, on_counters, on_log, .. } = config;
         let (directory, replicas) = (SocketDirectory::create()?, roles.len());
         let segments = create_segments(&roles)?;
-        let experts = shares_experts.then(create_memory).transpose()?;
+        let experts_memory = expert_parallel.then(create_experts_memory).transpose()?;
         let (commands_to, commands) = unbounded_channel();
         let (ended_to, ended) = unbounded_channel();
         let started = runtime.block_on(async {
@@ -88,7 +89,7 @@ impl Fleet {
                 ended,
                 kv_events,
                 segments,
-                experts,
+                experts_memory,
                 on_counters,
                 on_log,
                 directory,
@@ -249,7 +250,7 @@ impl ServingFleet<'_> {
                     if self.workers.replicas[replica].phase == ReplicaPhase::Ready {
                         (self.workers.on_log)(false, &format!("replica {replica} is ready"));
                     }
-                    let ready = self.workers.ready_with(replica);
+                    let ready = self.workers.newly_ready(replica);
                     if !ready.is_empty() {
                         self.front.workers_ready(ready);
                     }
@@ -402,11 +403,12 @@ impl ServingFleet<'_> {
             // The next process begins with an empty cache.
             publisher.publish(replica, &[KvEvent::AllBlocksCleared]);
         }
-        for other in self.workers.end_group(replica) {
-            let line =
-                format!("replica {other} restarts, because it shares its experts with replica {replica}");
+        for other in self.workers.kill_group_of(replica) {
+            let line = format!(
+                "replica {other} restarts with replica {replica}, which holds other experts of the model"
+            );
             (self.workers.on_log)(false, &line);
-            // Its requests are not to blame for the end of the process.
+            // The requests of `other` did not cause the exit: it does not count against them.
             self.front.drain(other);
         }
         self.front.worker_lost(replica, monotonic::now());

@@ -104,8 +104,7 @@ impl Front {
         self.run_counts.get(replica).copied().unwrap_or_default()
     }
 
-    /// Handles a message of the caller; ignores `Import`, `JoinStep`, `Drain` and
-    /// `Exit`.
+    /// Handles a message of the caller; ignores `Import`, `JoinStep`, `Drain` and `Exit`.
     pub(crate) fn take(&mut self, message: Message, now: Nanos) {
         self.take_message(message, now);
         self.end_isolations();
@@ -208,7 +207,7 @@ impl Front {
         is_gapless
     }
 
-    /// These workers accept requests from now on.
+    /// Marks these workers as ready, and then places the waiting requests.
     pub(crate) fn workers_ready(&mut self, replicas: impl IntoIterator<Item = usize>) {
         for replica in replicas {
             self.is_ready[replica] = true;

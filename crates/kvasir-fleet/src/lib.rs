@@ -19,10 +19,11 @@
 //! [`RankGroup`] and [`RankProcess`] run the tensor-parallel ranks of one engine, one process each,
 //! which communicate over shared memory.
 //!
-//! [`ReplicaMember`] joins the steps of replicas that share their experts, and exchanges their rows.
+//! [`ExpertGroupMember`] joins the steps of an expert-parallel group, and exchanges rows between
+//! its replicas.
 //!
-//! [`TokenizerPool`] runs tokenizer processes ([`run_tokenizer`]), which tokenize prompts and detokenize
-//! answers.
+//! [`TokenizerPool`] supervises tokenizer processes ([`run_tokenizer`]), which tokenize prompts and
+//! detokenize answers.
 //!
 //! [`LoadPublisher`] publishes the load of each engine, with a heartbeat, in SGLang's wire format.
 //!
@@ -64,7 +65,7 @@ mod workers;
 
 pub use crate::constraint_builds::BuildConstraint;
 pub use crate::error::FleetError;
-pub use crate::experts::{ReplicaConfig, ReplicaMember};
+pub use crate::experts::{ExpertGroupConfig, ExpertGroupMember};
 pub use crate::fleet::{Fleet, FleetConfig};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::load_publisher::{BoundLoadPublisher, LoadPublisher, LoadPublisherError, SampleLoads};

@@ -1,5 +1,5 @@
-//! `Replica`: the state of one of several equal processes, its start, and its restart with
-//! exponential backoff. Workers and tokenizer processes are replicas.
+//! `Replica`: starts one of several identical child processes, and restarts it with exponential
+//! backoff. A child process is a worker or a tokenizer process.
 
 use crate::message::{Header, MessageNumbers};
 use kvasir_engine::ReplicaPhase;
@@ -22,7 +22,7 @@ use tokio::{
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// What a worker process is told at its start.
+/// Values from which the arguments of a worker process are made.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerStart<'a> {
     /// Directory of the sockets.
@@ -31,11 +31,11 @@ pub struct WorkerStart<'a> {
     pub replica: u32,
     /// Number of processes that the replica had before.
     pub generation: u32,
-    /// Inherited descriptor of the memory in which replicas exchange rows, if they share experts.
+    /// Inherited descriptor of the shared memory of the expert-parallel group, if there is one.
     pub experts_memory: Option<i32>,
 }
 
-/// Makes a worker's arguments.
+/// Makes the command-line arguments of a worker process.
 pub type WorkerArguments = Box<dyn Fn(&WorkerStart<'_>) -> Vec<OsString> + Send>;
 
 /// The command that starts a worker.
@@ -53,9 +53,9 @@ impl fmt::Debug for WorkerCommand {
 }
 
 impl WorkerCommand {
-    /// The process of a replica. It exits when the front closes the pipe to its standard input, that
-    /// is, when the front has ended.
-    pub(crate) fn process(&self, start: &WorkerStart<'_>) -> Command {
+    /// Builds the command of a worker process. The process exits when the pipe to its standard
+    /// input is closed, that is, when the front has ended.
+    pub(crate) fn build(&self, start: &WorkerStart<'_>) -> Command {
         let mut process = Command::new(&self.program);
         process.args((self.arguments)(start));
         process.stdin(Stdio::piped());
@@ -150,9 +150,9 @@ impl Replica {
         matches!(self.phase, ReplicaPhase::Ready | ReplicaPhase::Drained)
     }
 
-    /// Kills its process, because that of another replica of its group has ended. It restarts without
-    /// a delay of its own.
-    pub(crate) fn end_with_group(&mut self) {
+    /// Kills its process, because the process of another replica of its group has ended. Adds no
+    /// restart delay.
+    pub(crate) fn kill_with_group(&mut self) {
         self.is_ending = true;
         self.kill();
     }

@@ -7,7 +7,7 @@
 //! signals to terminate, because the front handles them and lets running answers end.
 
 use crate::constraint_builds::{BuildConstraint, ConstraintBuilds};
-use crate::experts::{LockstepInbox, ReplicaMember};
+use crate::experts::{ExpertGroupMember, LockstepInbox};
 use crate::kv_connector::KvConnector;
 use crate::message::{
     Exported, Facts, FromWorker, Header, Identity, MessageNumbers, PROTOCOL, ToWorker, decode, encode,
@@ -64,8 +64,8 @@ pub struct WorkerConfig {
     pub facts: Facts,
     /// Replicates the engine's inbox to the tensor-parallel ranks that run engines of their own.
     pub commands: Option<CommandLog>,
-    /// This replica's part of a group that shares its experts.
-    pub member: Option<Arc<ReplicaMember>>,
+    /// Membership of this replica in an expert-parallel group.
+    pub member: Option<Arc<ExpertGroupMember>>,
     /// CPU affinity of the calling thread and its helpers, if they are pinned.
     pub affinity: Option<Affinity>,
     /// Builds constraints.
@@ -349,7 +349,7 @@ impl Connection {
                 Some((subscriber, events)) = self.subscriptions.next() => {
                     self.send(&FromWorker::Steps { subscriber, events }).await;
                 }
-                // The metrics count these steps, also while no request is open.
+                // Reports the counters of dummy steps also while no request is open.
                 () = self.joined.notified(), if counters_due.is_none() => {
                     counters_due = Some(Instant::now() + COUNTERS_INTERVAL);
                 }

@@ -2,7 +2,7 @@
 
 use crate::directory::SocketDirectory;
 use crate::error::FleetError;
-use crate::experts::create_memory;
+use crate::experts::create_experts_memory;
 use crate::front::{Front, WorkerMessage};
 use crate::kv_publisher::KvPublisher;
 use crate::message::{DropReason, Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
@@ -38,9 +38,9 @@ pub(crate) struct Workers {
     pub(crate) kv_events: Option<KvPublisher>,
     /// Segments of the replicas of the prefill role.
     pub(crate) segments: Vec<Option<File>>,
-    /// The memory in which the replicas exchange rows, if they share experts. Each generation of the
-    /// group has its own.
-    pub(crate) experts: Option<File>,
+    /// The shared memory of the replicas, if they are expert-parallel. Each generation of the group
+    /// has a new file.
+    pub(crate) experts_memory: Option<File>,
     pub(crate) on_counters: OnCounters,
     pub(crate) on_log: OnLog,
     /// The last field, so that it is removed after the sockets are closed.
@@ -60,9 +60,10 @@ fn worker_start(directory: &Path, header: Header, experts_memory: Option<i32>) -
 impl Workers {
     /// Starts all processes and waits for their `Hello` messages.
     pub(crate) async fn start_all(&mut self) -> Result<Facts, FleetError> {
-        let experts = self.experts.as_ref().map(AsRawFd::as_raw_fd);
+        let descriptor = self.experts_memory.as_ref().map(AsRawFd::as_raw_fd);
         for replica in &mut self.replicas {
-            let process = self.command.process(&worker_start(self.directory.path(), replica.header, experts));
+            let process =
+                self.command.build(&worker_start(self.directory.path(), replica.header, descriptor));
             replica.start(process, self.ended_to.clone())?;
         }
         let mut smallest: Option<Facts> = None;
@@ -198,12 +199,12 @@ impl Workers {
         }
     }
 
-    /// When a restart is due, or a process that does not exit must be killed.
+    /// When the next restart or kill is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         let restarts = self.replicas.iter().filter_map(|replica| replica.restart_at);
-        let restart = match self.experts {
+        let restart = match self.experts_memory {
             None => restarts.min(),
-            // Replicas that share experts restart together.
+            // Expert-parallel replicas restart together, once all of their processes have ended.
             Some(_) if self.any_runs() => None,
             Some(_) => restarts.max(),
         };
@@ -222,27 +223,28 @@ impl Workers {
         if self.due().is_none_or(|at| at > now) {
             return;
         }
-        if let Some(memory) = &mut self.experts {
-            match create_memory() {
+        if let Some(memory) = &mut self.experts_memory {
+            match create_experts_memory() {
                 Ok(created) => *memory = created,
                 Err(error) => {
-                    (self.on_log)(true, &format!("the replicas could not start: {error}"));
+                    (self.on_log)(true, &format!("the replicas could not restart: {error}"));
                     return self.replicas.iter_mut().for_each(|replica| replica.ended(error.to_string()));
                 }
             }
         }
-        let experts = self.experts.as_ref().map(AsRawFd::as_raw_fd);
+        let descriptor = self.experts_memory.as_ref().map(AsRawFd::as_raw_fd);
         for index in 0..self.replicas.len() {
             let replica = &mut self.replicas[index];
             if replica.restart_at.is_none_or(|at| at > now) {
                 continue;
             }
-            let process = self.command.process(&worker_start(self.directory.path(), replica.header, experts));
+            let process =
+                self.command.build(&worker_start(self.directory.path(), replica.header, descriptor));
             let started = replica.start(process, self.ended_to.clone());
             if let Err(error) = started {
                 (self.on_log)(true, &format!("replica {index} could not start: {error}"));
                 replica.ended(error.to_string());
-                self.end_group(index);
+                self.kill_group_of(index);
                 if experts.is_some() {
                     // The group restarts together, when all of its processes have ended.
                     return;
@@ -251,10 +253,10 @@ impl Workers {
         }
     }
 
-    /// If replicas share experts, kills the processes of all but `replica`, whose process has ended.
-    /// Returns the killed ones.
-    pub(crate) fn end_group(&mut self, replica: usize) -> Vec<usize> {
-        if self.experts.is_none() {
+    /// Kills the processes of the other replicas of the expert-parallel group of `replica`, whose
+    /// process has ended. Returns the killed replicas, none if there is no such group.
+    pub(crate) fn kill_group_of(&mut self, replica: usize) -> Vec<usize> {
+        if self.experts_memory.is_none() {
             return Vec::new();
         }
         let others = self.replicas.iter_mut().enumerate();
@@ -262,17 +264,17 @@ impl Workers {
             *other != replica && state.process.is_some() && !state.is_ending
         };
         let killed = others.filter(running).map(|(other, state)| {
-            state.end_with_group();
+            state.kill_with_group();
             other
         });
         killed.collect()
     }
 
-    /// The replicas that accept requests because `replica` has become ready. Replicas that share
-    /// experts become ready together.
-    pub(crate) fn ready_with(&self, replica: usize) -> Vec<usize> {
+    /// Returns the replicas that accept requests now that `replica` is ready. Expert-parallel
+    /// replicas accept requests once all of them are ready.
+    pub(crate) fn newly_ready(&self, replica: usize) -> Vec<usize> {
         let is_ready = |index: &usize| self.replicas[*index].phase == ReplicaPhase::Ready;
-        match self.experts {
+        match self.experts_memory {
             None => Some(replica).into_iter().filter(is_ready).collect(),
             Some(_) if !self.replicas.iter().all(Replica::accepts_messages) => Vec::new(),
             Some(_) => (0..self.replicas.len()).filter(is_ready).collect(),

@@ -8,13 +8,13 @@
 use crate::contract::cache::{Cache, CacheShape, ClaimRow};
 use crate::contract::capabilities::{Inspect, MemoryHints, Rewind, VictimSearch, Victims};
 use crate::contract::error::CacheError;
-use crate::contract::ids::{BlockId, Position, SeqId, StepId};
+use crate::contract::ids::{BlockId, PoolId, Position, SeqId, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::mask::Mask;
 use crate::contract::plan::Plan;
 use crate::contract::rings::Rings;
 use crate::contract::section::{Layout, PlanKind, PlanRow, Segment};
-use crate::contract::span::{PoolId, Span};
+use crate::contract::span::Span;
 use crate::contract::usage::{BlockUse, PoolUsage};
 use crate::shared::single_sequence::SingleSequence;
 

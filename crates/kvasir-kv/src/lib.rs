@@ -76,7 +76,7 @@ pub use crate::contract::capabilities::{
 };
 pub use crate::contract::error::CacheError;
 pub use crate::contract::group::{Anchor, GroupId, GroupKind, Groups, StateConfig, StateCosts};
-pub use crate::contract::ids::{BlockId, Position, SeqId, Slot, StepId, Token};
+pub use crate::contract::ids::{BlockId, PoolId, Position, SeqId, Slot, StepId, Token};
 pub use crate::contract::kind::{CacheKind, Capability};
 pub use crate::contract::kv_event::KvEvent;
 pub use crate::contract::lowering::Lowering;
@@ -85,7 +85,7 @@ pub use crate::contract::plan::Plan;
 pub use crate::contract::plan_table::PlanTable;
 pub use crate::contract::rings::Rings;
 pub use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment, SlotCopy};
-pub use crate::contract::span::{PoolId, Span};
+pub use crate::contract::span::Span;
 pub use crate::contract::state_section::{StateRow, StateSave, StateSection};
 pub use crate::contract::usage::{BlockUse, PoolUsage};
 pub use crate::metadata::{Fact, FactError, KvFacts, LayerForm, SCHEMA_VERSION};

@@ -10,12 +10,12 @@ use crate::contract::capabilities::{Inspect, MemoryHints, Rewind, Tree, VictimSe
 use crate::contract::usage::{BlockUse, PoolUsage};
 
 use crate::contract::error::CacheError;
-use crate::contract::ids::{BlockId, Position, SeqId, StepId};
+use crate::contract::ids::{BlockId, PoolId, Position, SeqId, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::mask::Mask;
 use crate::contract::plan::Plan;
 use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment, SlotCopy};
-use crate::contract::span::{PoolId, Span};
+use crate::contract::span::Span;
 use crate::shared::draft_nodes::DraftNodes;
 use crate::shared::single_sequence::{SingleSequence, SingleSequenceRow, Written};
 use crate::shared::slot_copies::SlotCopies;

@@ -17,8 +17,8 @@
 mod attention;
 mod elementwise;
 mod encoder;
-mod exchanged_mixture;
 mod executor;
+mod expert_parallel;
 mod mask;
 mod math;
 mod mixture;

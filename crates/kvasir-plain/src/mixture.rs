@@ -46,31 +46,33 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Rou
     routes
 }
 
-/// Computes Σ weight * down(act(gate(x)) * up(x)) over the chosen experts that this rank has.
+/// Computes Σ weight * down(act(gate(x)) * up(x)) over the token's local experts.
 pub(crate) fn mixture(x: &[f32], routes: &Routes, experts: &Experts, weights: &Weights, out: &mut [f32]) {
     out.fill(0.0);
-    for (expert, share) in routes.iter().filter_map(|(e, share)| Some((local(*e, experts)?, share))) {
-        add_scaled(out, *share, &expert_output(x, expert, experts, weights));
+    for (expert, weight) in routes {
+        if let Some(local) = local_index(*expert, experts) {
+            add_scaled(out, *weight, &expert_output(x, local, experts, weights));
+        }
     }
 }
 
-/// Index of an expert among the local ones.
-pub(crate) fn local(expert: u32, experts: &Experts) -> Option<usize> {
+/// Index of an expert among the local experts; `None` if another rank or replica has it.
+pub(crate) fn local_index(expert: u32, experts: &Experts) -> Option<usize> {
     (expert as usize).checked_sub(experts.first).filter(|n| *n < experts.gate.count)
 }
 
 /// Computes down(act(gate(x)) * up(x)) of a local expert.
 pub(crate) fn expert_output(x: &[f32], expert: usize, experts: &Experts, weights: &Weights) -> Vec<f32> {
-    let one = |matrices: &kvasir_program::Matrices, x: &[f32]| {
+    let project = |matrices: &kvasir_program::Matrices, x: &[f32]| {
         let matrix = matrices.nth(expert);
         let mut y = vec![0.0; matrix.outputs];
         weights.multiply(&matrix, x, matrix.inputs, &mut y, matrix.outputs);
         y
     };
-    let (gate, up) = (one(&experts.gate, x), one(&experts.up, x));
+    let (gate, up) = (project(&experts.gate, x), project(&experts.up, x));
     let inner: Vec<f32> =
         gate.iter().zip(&up).map(|(gate, up)| gated(*gate, *up, experts.activation)).collect();
-    one(&experts.down, &inner)
+    project(&experts.down, &inner)
 }
 
 /// `act(gate) * up` for one element.

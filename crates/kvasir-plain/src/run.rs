@@ -9,7 +9,7 @@
 
 use crate::attention::{Attention, Pools, for_each_query, select_keys};
 use crate::elementwise::elementwise;
-use crate::exchanged_mixture::{RoutedRows, exchanged_mixture};
+use crate::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::mask::Reads;
 use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
@@ -44,8 +44,8 @@ pub(crate) struct Job<'a> {
     pub(crate) hidden: &'a [f32],
     /// The other tensor-parallel ranks.
     pub(crate) ranks: Option<&'a dyn Ranks>,
-    /// The replicas that share the experts.
-    pub(crate) experts: Option<&'a dyn ExpertExchange>,
+    /// Exchanges rows with the other expert-parallel replicas.
+    pub(crate) expert_exchange: Option<&'a dyn ExpertExchange>,
 }
 
 /// The execution state of one step.
@@ -210,10 +210,10 @@ impl<'a> Run<'a> {
             }
             Op::Pool { x, pooling, .. } => self.pool(*x, *pooling, y, width),
             Op::Mixture { x, routes, experts, .. } => {
-                if let Some(exchange) = self.job.experts {
-                    let (routes, chosen) = (&self.routes[routes][..], self.job.program.chosen(op));
-                    let rows = RoutedRows { x: self.value(*x), width, routes, chosen };
-                    return exchanged_mixture(exchange, &rows, experts, w, y);
+                if let Some(exchange) = self.job.expert_exchange {
+                    let (routes, top_k) = (&self.routes[routes][..], self.job.program.top_k(op));
+                    let rows = RoutedRows { x: self.value(*x), width, routes, top_k };
+                    return expert_parallel_mixture(exchange, &rows, experts, w, y);
                 }
                 let rows = self.rows(*x).zip(&self.routes[routes]);
                 for (y, (x, routes)) in y.chunks_exact_mut(width).zip(rows) {

@@ -21,7 +21,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Program::for_rank`] shards a program for tensor-parallel ranks.
+//! [`Program::for_rank`] shards a program for tensor-parallel ranks, [`Program::for_replica`] its
+//! experts for expert-parallel replicas.
 //!
 //! In reading order: `ir` (ops, values, weights, ropes, layers), `builder` (configs and shapes in,
 //! ops out), `blocks`, `gguf` (the other spelling), `arch`, `passes` (over a finished program),
@@ -69,4 +70,5 @@ pub use crate::ir::value::{Holds, Rows, Value, ValueId};
 pub use crate::ir::weight::{Matrices, Matrix, Role, StoredRows, Vector, Weight, WeightId};
 pub use crate::model::Model;
 pub use crate::passes::buffers::Buffers;
+pub use crate::passes::expert_parallel::DispatchShape;
 pub use crate::passes::split::error::SplitError;

@@ -2,7 +2,7 @@
 //! and the errors of impossible rank counts.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_program::{Collective, Model, Op, Program, Source, SplitError};
+use kvasir_program::{Collective, DispatchShape, Model, Op, Program, Source, SplitError};
 use serde_json::{Value as Json, json};
 
 fn target(config: Json) -> Program {
@@ -150,15 +150,16 @@ fn part_boundaries_coincide_with_quantization_blocks() {
 #[test]
 fn a_replica_has_its_experts_and_all_other_weights() {
     let whole = target(qwen3_30b());
-    let expert = 3 * 2048 * 768;
+    let weights_per_expert = 3 * 2048 * 768;
     for replica in 0..3 {
         let part = whole.for_replica(replica, 3).unwrap();
         let local = (replica + 1) * 128 / 3 - replica * 128 / 3;
         let stored = |program: &Program| {
             program.weights.iter().map(|w| w.shape.iter().product::<usize>()).sum::<usize>()
         };
-        assert_eq!(stored(&whole) - stored(&part), 48 * (128 - local) * expert);
-        assert_eq!((part.kv_width(), part.exchanged_row()), (whole.kv_width(), Some((2048, 8))));
+        assert_eq!(stored(&whole) - stored(&part), 48 * (128 - local) * weights_per_expert);
+        assert_eq!(part.kv_width(), whole.kv_width());
+        assert_eq!(part.dispatch_shape(), Some(DispatchShape { width: 2048, top_k: 8 }));
         assert_eq!(all_reduces(&part), 0);
         assert!(part.check_replicas(3).is_ok() && part.check_replicas(1).is_err());
         assert!(matches!(part.for_rank(0, 2), Err(SplitError::AlreadySplit { ranks: 3 })));

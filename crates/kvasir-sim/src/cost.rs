@@ -147,8 +147,8 @@ impl CostDevice {
     }
 
     /// Nanoseconds of one forward pass; adds its bytes and operations to the totals.
-    fn pass(&mut self, preset: Preset, load: &Load, moves: usize, recorded: bool) -> u64 {
-        let pass = preset.pass(load, moves, recorded);
+    fn pass(&mut self, preset: Preset, load: &Load, slot_copies: usize, recorded: bool) -> u64 {
+        let pass = preset.pass(load, slot_copies, recorded);
         let ns = (pass.seconds * 1e9) as u64;
         self.spent.bytes += pass.bytes;
         self.spent.operations += pass.operations;
@@ -252,7 +252,7 @@ impl Executor for CostDevice {
     }
 }
 
-/// Rows of no bytes: nothing is computed. The caller models the time of a transfer.
+/// K/V rows have no bytes, since no K and V are computed. The caller models the time of a transfer.
 impl KvRows for CostDevice {
     fn slot_bytes(&self) -> usize {
         0
@@ -266,7 +266,7 @@ impl KvRows for CostDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step_time::StepTimes;
+    use crate::step_time::StepBreakdown;
     use kvasir_exec::{BatchRow, RowKind};
     use kvasir_kv::{Mask, PlanRow, SeqId, Token};
 
@@ -344,38 +344,39 @@ mod tests {
 
     #[test]
     fn ranks_divide_the_work_and_add_collectives() {
-        let with = |ranks, step: Box<Step>| {
+        let run = |ranks, step: Box<Step>| {
             let preset = Preset::parse("h200:qwen3-14b").unwrap().with_ranks(ranks).unwrap();
             let mut device = CostDevice::new(preset, Clock::default(), Box::new(Silent));
-            let mut times = StepTimes::default();
-            times.measure(&preset, &step);
-            assert!((times.rows.iter().sum::<f64>() - 1.0).abs() < 1e-9);
-            (time(&mut device, step), times.collectives, device.spent().bytes)
+            let mut breakdown = StepBreakdown::default();
+            breakdown.attribute(&preset, &step);
+            assert!((breakdown.row_shares.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+            (time(&mut device, step), breakdown.collectives_ns, device.spent().bytes)
         };
         let decode = || step(StepKind::Decode, 8, 1, 1000);
-        let [(one, none, bytes), (four, collectives, quarter)] = [1, 4].map(|ranks| with(ranks, decode()));
-        assert_eq!(none, 0.0);
-        assert!(near(bytes, quarter * 4.0), "{bytes} {quarter}");
-        // 80 all-reduces of 6 hops, and 3 hops of logits; each hop takes at least 0.47 µs.
+        let [(one, no_collectives, bytes), (four, collectives, rank_bytes)] =
+            [1, 4].map(|ranks| run(ranks, decode()));
+        assert_eq!(no_collectives, 0.0);
+        assert!(near(bytes, rank_bytes * 4.0), "{bytes} {rank_bytes}");
+        // 80 all-reduces of 6 hops, and an all-gather of 3; each hop takes at least 0.47 µs.
         assert!(collectives > (80.0 * 6.0 + 3.0) * 470.0 && collectives < four / 2.0, "{collectives}");
         let launches = 1300.0 + 40.0 * 6.25 * 730.0;
         assert!(near(four - collectives - launches, (one - launches) / 4.0), "{one} {four}");
     }
 
     #[test]
-    fn the_time_of_a_step_is_divided_by_what_bounds_it() {
+    fn step_time_is_attributed_by_bytes_or_operations() {
         let preset = Preset::parse("h200:qwen3-14b").unwrap();
         let mut mixed = step(StepKind::Decode, 2, 1, 50_000);
         let prefill = step(StepKind::Prefill, 1, 64, 64);
         mixed.batch.rows.extend(prefill.batch.rows.iter().copied());
         mixed.plan.rows.extend(prefill.plan.rows.iter().cloned());
-        let mut times = StepTimes::default();
-        times.measure(&preset, &mixed);
-        let [first, second, third] = times.rows[..] else { panic!("{times:?}") };
-        // Memory bound: the rows share the weights, and the decodes read K and V.
-        assert!(first == second && third > 0.15 && first > third + 0.1, "{times:?}");
-        times.measure(&preset, &step(StepKind::Prefill, 2, 4096, 4096));
-        assert_eq!(times.rows, [0.5, 0.5]);
+        let mut breakdown = StepBreakdown::default();
+        breakdown.attribute(&preset, &mixed);
+        let [first, second, third] = breakdown.row_shares[..] else { panic!("{breakdown:?}") };
+        // Memory bound: the rows share the weights equally, and the decode rows read more K and V.
+        assert!(first == second && third > 0.15 && first > third + 0.1, "{breakdown:?}");
+        breakdown.attribute(&preset, &step(StepKind::Prefill, 2, 4096, 4096));
+        assert_eq!(breakdown.row_shares, [0.5, 0.5]);
     }
 
     #[test]

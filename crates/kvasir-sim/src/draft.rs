@@ -44,7 +44,7 @@ impl DraftProfile {
         [(1, reading), (levels, level)].into_iter().filter(|(n, load)| *n > 0 && load.tokens > 0.0).collect()
     }
 
-    /// The preset with the shape of the draft model, which rank 0 runs whole.
+    /// The preset with the shape of the draft model, which is not divided: rank 0 runs it alone.
     pub(crate) fn preset(&self, target: &Preset) -> Preset {
         Preset::new(target.machine, self.shape)
     }

@@ -41,6 +41,6 @@ pub use crate::paced::Paced;
 pub use crate::preset::Preset;
 pub use crate::rectangle::StaticShape;
 pub use crate::shape::{SHAPES, Shape};
-pub use crate::step_time::StepTimes;
+pub use crate::step_time::StepBreakdown;
 pub use crate::toy::Toy;
 pub use crate::toy::model::ToyShape;

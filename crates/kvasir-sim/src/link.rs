@@ -18,7 +18,7 @@ pub struct Link {
     pub latency: Figure,
 }
 
-/// The links of a machine by class; `None` where there is no figure.
+/// The links of a machine by class; `None` for a class without figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Links {
     /// Between the ranks of a replica.
@@ -28,24 +28,24 @@ pub struct Links {
 }
 
 impl Links {
-    /// These links, with those of `other` where they are missing.
+    /// These links; missing classes are taken from `other`.
     pub fn or(self, other: Self) -> Self {
         Self { ranks: self.ranks.or(other.ranks), replicas: self.replicas.or(other.replicas) }
     }
 }
 
 impl Link {
-    /// A link with these figures given by the user.
+    /// A link with figures that the user gave.
     pub fn given(bandwidth: f64, latency: f64) -> Self {
         Self { bandwidth: Figure::given(bandwidth), latency: Figure::given(latency) }
     }
 
-    /// Seconds that a message of this size occupies the link.
+    /// Seconds that `bytes` occupy the link, without latency.
     pub fn transfer(&self, bytes: f64) -> f64 {
         bytes / self.bandwidth.value
     }
 
-    /// Seconds of a message.
+    /// Seconds from the start of a message to the arrival of its last byte.
     pub fn message(&self, bytes: f64) -> f64 {
         self.latency.value + self.transfer(bytes)
     }
@@ -55,7 +55,7 @@ impl Link {
         2.0 * self.all_gather(bytes, ranks)
     }
 
-    /// Seconds of a ring all-gather of `bytes` in total over `ranks` ranks.
+    /// Seconds of a ring all-gather over `ranks` ranks, whose shards have `bytes` together.
     pub fn all_gather(&self, bytes: f64, ranks: u32) -> f64 {
         let hops = f64::from(ranks.max(1) - 1);
         hops * (self.latency.value + self.transfer(bytes) / f64::from(ranks.max(1)))

@@ -213,18 +213,27 @@ pub const MACHINES: [Machine; 8] = [
         launch: measured(H200_LAUNCH),
         recorded: Some(Recorded { start: measured(H200_GRAPH.0), kernel: measured(H200_GRAPH.1) }),
         kernels_per_layer: published(100.0 / 16.0, KERNELS),
-        links: links(Some((450e9, H200, NVLINK_HOP)), Some((50e9, CONNECTX7, NETWORK_HOP))),
+        links: Links {
+            ranks: Some(link(450e9, H200, NVLINK_HOP)),
+            replicas: Some(link(50e9, CONNECTX7, NETWORK_HOP)),
+        },
     },
     Machine {
-        links: links(Some((300e9, A100, NVLINK_HOP)), Some((25e9, CONNECTX6, NETWORK_HOP))),
+        links: Links {
+            ranks: Some(link(300e9, A100, NVLINK_HOP)),
+            replicas: Some(link(25e9, CONNECTX6, NETWORK_HOP)),
+        },
         ..gpu("a100", A100, 2.039e12, 80e9, [312e12, 0.0, 624e12])
     },
     Machine {
-        links: links(Some((450e9, H100, NVLINK_HOP)), Some((50e9, CONNECTX7, NETWORK_HOP))),
+        links: Links {
+            ranks: Some(link(450e9, H100, NVLINK_HOP)),
+            replicas: Some(link(50e9, CONNECTX7, NETWORK_HOP)),
+        },
         ..gpu("h100", H100, 3.35e12, 80e9, [989.5e12, 1979e12, 1979e12])
     },
     Machine {
-        links: links(Some((32e9, L40S, PCIE_HOP)), None),
+        links: Links { ranks: Some(link(32e9, L40S, PCIE_HOP)), replicas: None },
         ..gpu("l40s", L40S, 0.864e12, 48e9, [362.05e12, 733e12, 733e12])
     },
     gpu("mi300x", MI300X, 5.3e12, 192e9, [1307.4e12, 2614.9e12, 2614.9e12]),
@@ -232,22 +241,12 @@ pub const MACHINES: [Machine; 8] = [
     gpu("m1-ultra", M1_ULTRA, 0.8e12, 128e9, [20.8e12, 0.0, 0.0]),
 ];
 
-/// Links of a machine from (bytes per second, data sheet, seconds per hop).
-const fn links(ranks: Option<PublishedLink>, replicas: Option<PublishedLink>) -> Links {
-    const fn link(link: Option<PublishedLink>) -> Option<Link> {
-        match link {
-            Some((bandwidth, by, hop)) => {
-                Some(Link { bandwidth: published(bandwidth, by), latency: published(hop, NCCL) })
-            }
-            None => None,
-        }
-    }
-    Links { ranks: link(ranks), replicas: link(replicas) }
+/// A link: bytes per second by its data sheet, and seconds per hop by [`NCCL`].
+const fn link(bandwidth: f64, data_sheet: &'static str, hop: f64) -> Link {
+    Link { bandwidth: published(bandwidth, data_sheet), latency: published(hop, NCCL) }
 }
 
-type PublishedLink = (f64, &'static str, f64);
-
-/// Seconds per hop of a ring with the low-latency protocol, over NVLink, PCIe and a network.
+/// Seconds per hop of a ring over NVLink, PCIe and a network.
 const NVLINK_HOP: f64 = 0.47e-6;
 const PCIE_HOP: f64 = 1.0e-6;
 const NETWORK_HOP: f64 = 2.7e-6;
@@ -296,7 +295,7 @@ const fn gpu(
         launch: as_h200(H200_LAUNCH),
         recorded: Some(Recorded { start: as_h200(H200_GRAPH.0), kernel: as_h200(H200_GRAPH.1) }),
         kernels_per_layer: published(100.0 / 16.0, KERNELS),
-        links: links(None, None),
+        links: Links { ranks: None, replicas: None },
     }
 }
 

@@ -1,4 +1,5 @@
-//! [`Preset`]: a machine and a model of the roofline model, and the ranks that share the model.
+//! [`Preset`]: what the cost model simulates: a machine, a model's shape, and the number of
+//! tensor-parallel ranks.
 //!
 //! `Preset::parse` reads `--sim-preset MACHINE:SHAPE`.
 
@@ -8,14 +9,14 @@ use crate::machine::{Arithmetic, MACHINES, Machine, Recorded, WeightType, unknow
 use crate::shape::{Shape, Shard};
 use std::fmt;
 
-/// A machine and a model: `--sim-preset MACHINE:SHAPE`.
+/// A machine, a model's shape, and the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Preset {
     /// The machine's limits.
     pub machine: Machine,
     /// The model's shape.
     pub shape: Shape,
-    /// Ranks that share the model (tensor parallelism), each on a machine of its own.
+    /// Number of tensor-parallel ranks, each on a machine of its own.
     pub ranks: u32,
 }
 
@@ -25,12 +26,12 @@ impl Preset {
         Self { machine, shape, ranks: 1 }
     }
 
-    /// The model divided among `ranks` ranks. Fails if there are more ranks than attention heads, or
-    /// if the machine has no link between ranks.
+    /// The preset with `ranks` ranks. Fails for 0 ranks, for more ranks than attention heads, and
+    /// without figures of the machine's link between ranks.
     pub fn with_ranks(self, ranks: u32) -> Result<Self, String> {
         let (heads, name) = (self.shape.heads, self.shape.name);
         if ranks == 0 || ranks > heads {
-            return Err(format!("`{name}` has {heads} attention heads, too few for {ranks} ranks"));
+            return Err(format!("`{name}` has {heads} attention heads: use 1 to {heads} ranks, not {ranks}"));
         }
         if ranks > 1 && self.machine.links.ranks.is_none() {
             return Err(format!(
@@ -173,13 +174,13 @@ mod tests {
     }
 
     #[test]
-    fn ranks_hold_a_part_of_the_model_and_need_a_link() {
+    fn ranks_hold_shards_of_the_model_and_need_a_link() {
         let one = Preset::parse("h200:qwen3-14b").unwrap();
         assert_eq!(one.with_ranks(1), Ok(one));
         let four = one.with_ranks(4).unwrap();
         // Weights, K and V are divided; the embedding table is not.
         assert!(four.slots(1.0) > 4 * one.slots(1.0), "{}", four.slots(1.0));
-        // 8 KV heads: from there on, ranks hold copies.
+        // With more ranks than its 8 KV heads, these are replicated.
         let slots = [8, 16].map(|ranks| one.with_ranks(ranks).unwrap().slots(1.0));
         assert!(slots[1] < slots[0] * 11 / 10, "{slots:?}");
         assert!(one.with_ranks(41).unwrap_err().contains("40 attention heads"));

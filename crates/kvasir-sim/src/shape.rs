@@ -78,11 +78,13 @@ impl Shape {
     }
 }
 
-/// The part of a model that its busiest rank computes (tensor parallelism): attention is divided by
-/// heads, MLP and LM head evenly. KV heads that several ranks need are replicated.
+/// The shard of a model on its busiest tensor-parallel rank. Attention is divided by heads; MLP and
+/// LM head are divided evenly. KV heads that several ranks need are replicated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Shard {
+    /// Weights of its layers.
     pub(crate) layer_weights: f64,
+    /// Weights of its LM head.
     pub(crate) head_weights: f64,
     /// KV cache elements per token.
     pub(crate) kv_values: f64,
@@ -95,10 +97,10 @@ impl Shard {
         let ranks = ranks.max(1);
         let share = |count: u32| f64::from(count.div_ceil(ranks)) / f64::from(count.max(1));
         let (heads, kv_heads) = (share(shape.heads), share(shape.kv_heads));
-        let [hidden, query, kv, dim, wide] =
+        let [hidden, query, kv, dim, feed_forward] =
             [shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.feed_forward].map(f64::from);
         let attention = hidden * dim * (2.0 * query * heads + 2.0 * kv * kv_heads);
-        let mlp = 3.0 * hidden * wide / f64::from(ranks);
+        let mlp = 3.0 * hidden * feed_forward / f64::from(ranks);
         Self {
             layer_weights: f64::from(shape.layers) * (attention + mlp),
             head_weights: shape.head_weights() / f64::from(ranks),

@@ -1,13 +1,13 @@
-//! The time of a forward pass by the roofline model, with the collectives of tensor parallelism, and
-//! its division among the rows of a step.
+//! The roofline time of a forward pass, collectives of tensor parallelism included, and its
+//! attribution to the rows of a step.
 //!
 //! ```text
 //! pass        = max(bytes / bandwidth, operations / peak) + launch + collectives
 //! collectives = 2 all-reduces of (tokens, hidden) per layer + all-gather of the logits
-//!               + one message with the step
+//!               + one message with the rows and tokens of the step
 //! ```
 //!
-//! Bytes and operations are those of the busiest rank. Without ranks there are no collectives.
+//! Bytes and operations are those of the busiest rank. A single rank has no collectives.
 
 use crate::preset::Preset;
 use crate::step_work::Load;
@@ -15,11 +15,11 @@ use kvasir_exec::Step;
 
 /// Bytes per element of logits.
 const LOGIT_BYTES: f64 = 4.0;
-/// Bytes of a step on its way to the other ranks: per row, with its block table, and per token.
+/// Bytes of the message with the step: per row, block table included, and per token.
 const ROW_BYTES: f64 = 64.0;
 const TOKEN_BYTES: f64 = 4.0;
 
-/// A forward pass of the busiest rank.
+/// Cost of a forward pass on the busiest rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Pass {
     pub(crate) bytes: f64,
@@ -29,12 +29,13 @@ pub(crate) struct Pass {
 }
 
 impl Preset {
-    /// A forward pass with this work, `moves` slot copies, and a graph launch if `is_recorded`.
-    pub(crate) fn pass(&self, load: &Load, moves: usize, is_recorded: bool) -> Pass {
+    /// Cost of a forward pass with this work and `slot_copies`; as one graph launch if
+    /// `is_recorded`.
+    pub(crate) fn pass(&self, load: &Load, slot_copies: usize, is_recorded: bool) -> Pass {
         let (machine, shard) = (self.machine, self.shard());
         let kv = shard.kv_values * machine.kv_bytes;
         let bytes = (shard.layer_weights + shard.head_weights) * machine.weights.bytes()
-            + (load.read + load.written + 2.0 * moves as f64) * kv;
+            + (load.read + load.written + 2.0 * slot_copies as f64) * kv;
         let operations = 2.0 * shard.layer_weights * load.tokens
             + 2.0 * shard.head_weights * load.sampled
             + shard.attention_operations * load.seen;
@@ -60,19 +61,19 @@ impl Preset {
     }
 }
 
-/// The time of one step by row. Its memory is reused.
+/// The time of one step by row. Reuse it for all steps, to save allocations.
 #[derive(Clone, Debug, Default)]
-pub struct StepTimes {
-    /// Share of each row of the step in the time without collectives; they add up to 1.
-    pub rows: Vec<f64>,
+pub struct StepBreakdown {
+    /// Each row's share of the step time without collectives. The sum is 1.
+    pub row_shares: Vec<f64>,
     /// Nanoseconds of the step in collectives.
-    pub collectives: f64,
+    pub collectives_ns: f64,
 }
 
-impl StepTimes {
-    /// Divides a step's time among its rows in proportion to what bounds it: bytes, where all rows share
-    /// the weights equally, or operations. Padding is not counted.
-    pub fn measure(&mut self, preset: &Preset, step: &Step) {
+impl StepBreakdown {
+    /// Divides a step's time among its rows: of a memory-bound step by bytes, with equal shares of
+    /// the weights; of a compute-bound step by operations. Padding is not counted.
+    pub fn attribute(&mut self, preset: &Preset, step: &Step) {
         let load = Load::of(step, None);
         let (machine, shard, pass) = (preset.machine, preset.shard(), preset.pass(&load, 0, false));
         let is_memory_bound =
@@ -80,12 +81,12 @@ impl StepTimes {
         let weights = (shard.layer_weights + shard.head_weights) * machine.weights.bytes();
         let weights = weights / load.rows.max(1.0);
         let kv = shard.kv_values * machine.kv_bytes;
-        self.rows.clear();
+        self.row_shares.clear();
         for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
             let mut own = Load::default();
             let sampled = row.tokens.len.saturating_sub(row.sample_from);
             own.add(f64::from(row.tokens.len), f64::from(sampled), f64::from(planned.read_len));
-            self.rows.push(if is_memory_bound {
+            self.row_shares.push(if is_memory_bound {
                 weights + kv * (own.read + own.written)
             } else {
                 2.0 * shard.layer_weights * own.tokens
@@ -93,8 +94,8 @@ impl StepTimes {
                     + shard.attention_operations * own.seen
             });
         }
-        let sum: f64 = self.rows.iter().sum();
-        self.rows.iter_mut().for_each(|share| *share /= if sum > 0.0 { sum } else { 1.0 });
-        self.collectives = preset.collectives(&load) * 1e9;
+        let sum: f64 = self.row_shares.iter().sum();
+        self.row_shares.iter_mut().for_each(|share| *share /= if sum > 0.0 { sum } else { 1.0 });
+        self.collectives_ns = preset.collectives(&load) * 1e9;
     }
 }

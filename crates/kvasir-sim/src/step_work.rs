@@ -9,6 +9,7 @@ use kvasir_exec::Step;
 /// The work of one step.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
+    /// Rows, tokens that they feed, and tokens at which they sample.
     pub(crate) rows: f64,
     pub(crate) tokens: f64,
     pub(crate) sampled: f64,

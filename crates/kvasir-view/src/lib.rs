@@ -21,9 +21,10 @@
 //! - `report`: `{numbers: [[name, text]], table: {head: [text], rows: [[text]]}, series: [{title,
 //!   unit, points: [[x, y]]}], percentiles: [{name, values}]}` over the whole run. `values` are
 //!   quantiles at equal distances, ascending, in nanoseconds. Without a report, rates are computed
-//!   from the steps. `fleet`, if there are several replicas: `{seconds, replicas: [name], maps: [{title,
-//!   unit, max, rows: [[value or null]]}]}`, a row per replica and a value per time bin of `seconds`.
-//!   `max` is the largest value of the scale, else that of the rows. With a report and no steps the page shows the figures alone, as tables.
+//!   from the steps. With a report and no steps the page shows the figures alone, as tables.
+//!   `fleet`, if there are several replicas, holds heat maps: `{seconds, replicas: [name], maps:
+//!   [{title, unit, max, rows: [[value or null]]}]}`, a row per entry of `replicas` and a value per
+//!   time bin of `seconds`. `max` is the upper end of the color scale, by default the largest value.
 //!
 //! A step is what one call of `schedule` decided, and what came back before the next call. An
 //! absent key means no change:
@@ -48,7 +49,7 @@
 //! | `spoke` | `[first id, count]`: requests that yielded one token |
 //! | `outputs`, `ended` | `[id, new tokens]`; `[id, finish reason]` |
 //! | `retired` | `[step, ns on the device]` |
-//! | `num_tokens_across_dp` | `[step, [tokens of each engine]]`: steps of engines in lockstep; 0 is a dummy step |
+//! | `num_tokens_across_dp` | `[step, [tokens of each engine]]` in lockstep; 0 is a dummy step |
 //! | `room` | slots `[free, evictable, held, leased]` |
 //! | `promised` | slots reserved for running requests |
 //! | `map` | `[first block, blocks, state]` |

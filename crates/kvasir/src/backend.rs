@@ -35,8 +35,8 @@ pub enum AnyExecutor {
     Cpu(Box<CpuExecutor>),
     /// Reference backend.
     Plain(PlainExecutor),
-    /// CPU or reference backend as the leading rank of a tensor-parallel group, or as a replica that
-    /// shares its experts.
+    /// CPU or reference backend as the leading rank of a tensor-parallel group, or as an
+    /// expert-parallel replica.
     Ranked(Box<RankExecutor>),
     /// CPU, reference or ranked backend, on its own thread.
     Background(Background),

@@ -102,11 +102,11 @@ pub struct LoadedModel {
     replica: Mutex<Option<ExpertReplica>>,
 }
 
-/// One replica of a group that shares its experts.
+/// One replica of an expert-parallel group.
 pub struct ExpertReplica {
     /// Exchanges rows with the other replicas.
     pub exchange: Arc<dyn ExpertExchange>,
-    /// Joins the steps of the replicas.
+    /// Runs the steps of the replicas in lockstep.
     pub control: Box<dyn RankControl>,
 }
 
@@ -207,9 +207,9 @@ impl LoadedModel {
         self
     }
 
-    /// Makes its executor one of the replicas that share the model's experts. The model must be
-    /// [divided](OpenedModel::for_replica) for the replica. Only one executor can then be built.
-    pub fn sharing_experts(mut self, replica: ExpertReplica) -> Self {
+    /// Makes its executor one replica of an expert-parallel group. The model must have only the
+    /// experts of the replica ([`OpenedModel::for_replica`]). Only one executor can then be built.
+    pub fn with_expert_parallelism(mut self, replica: ExpertReplica) -> Self {
         self.replica = Mutex::new(Some(replica));
         self
     }
@@ -267,7 +267,7 @@ impl LoadedModel {
                     None => executor,
                 };
                 if let Some(ExpertReplica { exchange, control }) = self.take_replica()? {
-                    return joined(executor.sharing_experts(exchange), control);
+                    return in_lockstep(executor.with_expert_parallelism(exchange), control);
                 }
                 let Some(Rank { ranks, control }) = self.take_rank()? else {
                     return Ok(AnyExecutor::Cpu(Box::new(executor)));
@@ -300,7 +300,7 @@ impl LoadedModel {
                     None => executor,
                 };
                 if let Some(ExpertReplica { exchange, control }) = self.take_replica()? {
-                    return joined(executor.sharing_experts(exchange), control);
+                    return in_lockstep(executor.with_expert_parallelism(exchange), control);
                 }
                 let Some(Rank { ranks, control }) = self.take_rank()? else {
                     return Ok(AnyExecutor::Plain(executor));
@@ -328,8 +328,8 @@ impl LoadedModel {
         })
     }
 
-    /// Takes the replica for a new executor; `None` for a model with all of its experts. Fails at the
-    /// second call.
+    /// Takes the replica for a new executor; `None` for a model with all of its experts. Fails at
+    /// the second call.
     fn take_replica(&self) -> Result<Option<ExpertReplica>, Error> {
         if self.program().expert_shard.is_none() {
             return Ok(None);
@@ -337,8 +337,8 @@ impl LoadedModel {
         let replica = self.replica.lock().unwrap_or_else(PoisonError::into_inner).take();
         replica.map(Some).ok_or_else(|| {
             Error::Failed(
-                "the model has the experts of one replica: call `sharing_experts` first, and build one \
-                 executor only"
+                "the model has the experts of one replica: call `with_expert_parallelism` first, and build \
+                 one executor only"
                     .into(),
             )
         })
@@ -405,8 +405,8 @@ impl LoadedModel {
     }
 }
 
-/// An executor whose steps are joined with those of other replicas by `control`.
-fn joined<E>(executor: Result<E, String>, control: Box<dyn RankControl>) -> Result<AnyExecutor, Error>
+/// An executor whose steps `control` runs in lockstep with those of the other replicas.
+fn in_lockstep<E>(executor: Result<E, String>, control: Box<dyn RankControl>) -> Result<AnyExecutor, Error>
 where
     E: Executor<Pending = Ran> + Send + 'static,
 {

@@ -153,8 +153,8 @@ impl OpenedModel {
         Ok(self)
     }
 
-    /// Keeps the experts of one of `replicas` replicas that share them (expert parallelism). The draft
-    /// model keeps all of its experts. Must be called after [`speculate`](Self::speculate).
+    /// Keeps only the experts of `replica`, one of `replicas` (expert parallelism). The draft model
+    /// keeps all of its experts. Must be called after [`speculate`](Self::speculate).
     pub fn for_replica(mut self, replica: usize, replicas: usize) -> Result<Self, Error> {
         let shard = self.model.target.for_replica(replica, replicas);
         self.model.target = shard.map_err(|why| Error::invalid("experts", why))?;

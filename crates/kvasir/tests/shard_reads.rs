@@ -1,5 +1,5 @@
-//! Each rank of a tensor-parallel group, and each replica that shares experts, reads and packs only
-//! the weights of its part.
+//! Each tensor-parallel rank and each expert-parallel replica reads and packs only the weights of
+//! its shard.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{CpuModel, Nibbles, Precision, Scaled, Stored, ThreadPool, WeightSource};
@@ -102,16 +102,22 @@ fn own_rows(program: &Program) -> BTreeMap<&str, BTreeSet<usize>> {
     rows
 }
 
-/// Loads and packs a part of a model, and checks that no other rows are read. Returns how many
-/// weights are read in part, and the bytes of the packed weights.
-fn read_part(name: &str, whole: &Program, part: &Program) -> (usize, usize) {
+/// What loading and packing a part of a model has read.
+struct PartReads {
+    /// Number of weights of which some rows are not read.
+    partial_weights: usize,
+    packed_bytes: usize,
+}
+
+/// Loads and packs a part of a model, and checks that no other rows are read.
+fn read_part(name: &str, whole: &Program, part: &Program) -> PartReads {
     let checkpoint = Checkpoint::open(&model(name)).unwrap();
     let source = Arc::new(Recorder { checkpoint, rows: Mutex::default() });
     let threads = Arc::new(ThreadPool::new(1));
     let loaded = CpuModel::load(part, source.clone(), Precision::Auto, threads).unwrap();
     loaded.pack().unwrap();
     let (own, read) = (own_rows(part), source.rows.lock().unwrap());
-    let mut parts = 0;
+    let mut partial_weights = 0;
     for (weight, read) in read.iter() {
         let shape = &whole.weights.iter().find(|w| w.name == *weight).unwrap().shape;
         let Some(own) = own.get(weight.as_str()) else { continue };
@@ -119,9 +125,9 @@ fn read_part(name: &str, whole: &Program, part: &Program) -> (usize, usize) {
         let probe = whole.weights.iter().any(|w| w.name == *weight && w.role == Role::Embedding);
         let others = read.difference(own).filter(|row| !(probe && **row == 0)).count();
         assert_eq!(others, 0, "{name} {:?} {:?}: {weight} {shape:?}", part.shard, part.expert_shard);
-        parts += usize::from(own.len() < shape.iter().rev().skip(1).product());
+        partial_weights += usize::from(own.len() < shape.iter().rev().skip(1).product());
     }
-    (parts, loaded.packed_bytes())
+    PartReads { partial_weights, packed_bytes: loaded.packed_bytes() }
 }
 
 fn target(name: &str) -> Program {
@@ -133,8 +139,8 @@ fn a_rank_reads_only_the_rows_of_its_shard() {
     for name in ["qwen3_bf16", "llama", "phi3", "mixtral", "deepseek_v3", "deepseek_v3_fp8", "gpt_oss"] {
         let whole = target(name);
         for rank in 0..2 {
-            let (parts, _) = read_part(name, &whole, &whole.for_rank(rank, 2).unwrap());
-            assert!(parts > 4, "{name}: only {parts} weights are read in part");
+            let partial = read_part(name, &whole, &whole.for_rank(rank, 2).unwrap()).partial_weights;
+            assert!(partial > 4, "{name}: only {partial} weights are read in part");
         }
     }
 }
@@ -143,9 +149,10 @@ fn a_rank_reads_only_the_rows_of_its_shard() {
 fn a_replica_reads_and_packs_its_own_experts_only() {
     for name in ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"] {
         let whole = target(name);
-        let (_, all) = read_part(name, &whole, &whole);
-        let parts = [0, 1].map(|replica| read_part(name, &whole, &whole.for_replica(replica, 2).unwrap()).1);
-        // Each expert is packed once, and all other weights twice.
+        let packed_bytes = |part: &Program| read_part(name, &whole, part).packed_bytes;
+        let all = packed_bytes(&whole);
+        let parts = [0, 1].map(|replica| packed_bytes(&whole.for_replica(replica, 2).unwrap()));
+        // Both parts together have each expert once, and all other weights twice.
         let experts = 2 * all - parts[0] - parts[1];
         assert!(parts[0] == parts[1] && experts * 3 > all, "{name}: {parts:?} of {all} bytes");
     }

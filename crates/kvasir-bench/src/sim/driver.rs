@@ -8,8 +8,8 @@
 //!    modeled time. The replica's next turn is at that time.
 //! 4. A replica with nothing to run has no turn until a request arrives.
 //!
-//! Other events are failures and restarts of replicas (`placement`), and K/V transfers and requests
-//! that are handed off (`hand_off`). A replica fails between two of its steps.
+//! Other events are failures and restarts of replicas (`placement`), and arrivals of K/V transfers
+//! and of handed-off requests (`hand_off`). A failure takes effect after the step that runs.
 //!
 //! The router therefore sees the results of a step only once it has ended. A request that arrives
 //! while a step runs is scheduled with the next one.
@@ -17,18 +17,18 @@
 mod hand_off;
 mod placement;
 
+use crate::sim::computed_blocks::ComputedBlocks;
+use crate::sim::event_queue::EventQueue;
 use crate::sim::failures::{FailureTimes, Failures};
-use crate::sim::known_blocks::KnownBlocks;
 use crate::sim::links::ReplicaLinks;
-use crate::sim::observer::{SharedCounts, lock};
-use crate::sim::open_request::Moves;
+use crate::sim::observer::{SharedMetrics, lock};
+use crate::sim::open_request::TransitTimes;
 use crate::sim::replica::SimulatedReplica;
 use crate::sim::replica_report::ReplicaReport;
-use crate::sim::schedule::Schedule;
-use crate::sim::time_use::TimeUse;
+use crate::sim::time_breakdown::TimeBreakdown;
 use crate::workload::rng::WorkloadRng;
 use crate::workload::{At, Job, Workload};
-use hand_off::{Moving, Transfer};
+use hand_off::{HandedOffRequest, KvTransfer};
 use kvasir_engine::{Core, DraftStats, Finish, Nanos, RoleRouter, Route, RouterConfig, Summary, Turn};
 use kvasir_kv::KvEvent;
 use kvasir_sim::{Preset, Totals};
@@ -36,14 +36,16 @@ use placement::WaitingRequest;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// An event of the fleet beside the steps of replicas.
+/// An event other than a step or an arrival from the workload.
 enum FleetEvent {
+    /// The replica with this index fails.
     Fail(usize),
+    /// The restart of the replica with this index ends.
     Restart(usize),
     /// K and V arrive at a replica.
-    Import(Transfer),
-    /// A handed-off request arrives at a replica.
-    Start(Box<Moving>),
+    Import(KvTransfer),
+    /// A handed-off request arrives at its decode replica.
+    HandOff(Box<HandedOffRequest>),
 }
 
 /// Consecutive turns without a step after which the run counts as stuck.
@@ -55,7 +57,7 @@ const RETRY_NS: u64 = 1_000_000;
 /// Further requests stay in the workload, so that a burst of any size takes little memory and can
 /// be interrupted.
 const MAX_WAITING: usize = 1 << 17;
-/// New blocks per request that the filter of known blocks is sized for.
+/// New prompt blocks per request for which the filter of computed blocks is sized.
 const BLOCKS_PER_REQUEST: u64 = 64;
 
 /// The state of a run.
@@ -68,16 +70,16 @@ pub(crate) struct Driver<'a> {
     /// The workload's next request, peeked but not yet due.
     next_job: Option<Job>,
     /// Requests that completions have added.
-    follow_ups: Schedule<Job>,
-    events: Schedule<FleetEvent>,
+    follow_ups: EventQueue<Job>,
+    events: EventQueue<FleetEvent>,
     failures: Option<(Failures<'a>, FailureTimes)>,
     links: Option<ReplicaLinks>,
-    /// Handed-off requests on their way to another replica.
-    moving: usize,
+    /// Number of handed-off requests that have not yet arrived at their decode replica.
+    in_transit: usize,
     /// Requests that wait because no replica is available.
     unplaced: VecDeque<WaitingRequest>,
-    known: KnownBlocks,
-    shared: SharedCounts,
+    computed_blocks: ComputedBlocks,
+    shared: SharedMetrics,
     pub(crate) names: Vec<(u64, String)>,
     /// Share of requests, in thousandths, whose client disconnects.
     aborts: u32,
@@ -95,14 +97,14 @@ pub(crate) struct Driver<'a> {
     now: Nanos,
 }
 
-/// What a driver runs.
+/// Arguments of [`Driver::new`].
 pub(crate) struct DriverSetup<'a> {
     pub(crate) replicas: Vec<SimulatedReplica>,
     pub(crate) route: Route,
     pub(crate) workload: &'a mut dyn Workload,
     pub(crate) failures: Option<Failures<'a>>,
     pub(crate) links: Option<ReplicaLinks>,
-    pub(crate) shared: SharedCounts,
+    pub(crate) shared: SharedMetrics,
     pub(crate) aborts: u32,
     pub(crate) seed: u64,
 }
@@ -116,9 +118,9 @@ impl<'a> Driver<'a> {
         let block_size = core.map_or(1, |core| core.cache().shape().block_size);
         let max_queued = core.map_or(1, |core| core.limits().max_waiting as usize).max(1);
         let config = RouterConfig { block_size, ..RouterConfig::new(route) };
-        let mut events = Schedule::default();
+        let mut events = EventQueue::default();
         let failures = failures.map(|failures| {
-            let mut times = FailureTimes::new(failures.mean_seconds, replicas.len(), seed);
+            let mut times = FailureTimes::new(failures.mtbf_seconds, replicas.len(), seed);
             (0..replicas.len()).for_each(|index| events.push(times.next(index, 0), FleetEvent::Fail(index)));
             (failures, times)
         });
@@ -127,13 +129,13 @@ impl<'a> Driver<'a> {
             replicas,
             turns: BinaryHeap::new(),
             next_job: workload.next(),
-            known: KnownBlocks::new(workload.total().saturating_mul(BLOCKS_PER_REQUEST)),
+            computed_blocks: ComputedBlocks::new(workload.total().saturating_mul(BLOCKS_PER_REQUEST)),
             workload,
-            follow_ups: Schedule::default(),
+            follow_ups: EventQueue::default(),
             events,
             failures,
             links,
-            moving: 0,
+            in_transit: 0,
             unplaced: VecDeque::new(),
             shared,
             names: Vec::new(),
@@ -152,13 +154,13 @@ impl<'a> Driver<'a> {
         self.replicas.iter().map(|replica| replica.engine.core())
     }
 
-    /// Preset and KV capacity of the replicas.
+    /// Preset and KV capacity of the first replica; all replicas have the same.
     pub(crate) fn machine(&self) -> Option<(Preset, u32)> {
         let engine = &self.replicas.first()?.engine;
         Some((*engine.executor().preset(), engine.core().cache().shape().capacity))
     }
 
-    /// Totals of all devices, and statistics of all drafts.
+    /// Totals of all devices, and statistics of all draft tokens.
     pub(crate) fn totals(&self) -> (Totals, DraftStats) {
         let (mut totals, mut drafts) = (Totals::default(), DraftStats::default());
         for replica in &self.replicas {
@@ -179,13 +181,13 @@ impl<'a> Driver<'a> {
             let busy = replica.device_totals().busy_ns as f64;
             let device_busy = if time > 0 { busy / time as f64 } else { 0.0 };
             // A restart may end after the run.
-            let after = replica.down_until.map_or(0, |until| until.saturating_sub(time)) as f64;
-            let restart = (replica.report.restart_ns as f64 - after).max(0.0);
+            let after_end = replica.down_until.map_or(0, |until| until.saturating_sub(time)) as f64;
+            let restart = (replica.report.restart_ns as f64 - after_end).max(0.0);
             let computed = replica.computed();
             let failed_steps = (busy - computed.total()).max(0.0);
             let used = computed.total() + failed_steps + restart;
             let idle = (time as f64 - used).max(0.0);
-            let times = TimeUse { failed_steps, restart, idle, ..computed };
+            let times = TimeBreakdown { failed_steps, restart, idle, ..computed };
             ReplicaReport { device_busy, time: times.in_seconds(), ..replica.report }
         };
         self.replicas.iter().map(report).collect()
@@ -197,17 +199,15 @@ impl<'a> Driver<'a> {
         loop {
             let turn = self.turns.peek().map(|Reverse((at, _))| *at);
             let event = self.events.next_at();
-            let has_work = turn.is_some() || self.moving > 0 || !self.unplaced.is_empty();
-            match (self.next_arrival(), turn) {
-                (arrival, turn)
-                    if event.is_some_and(|event| {
-                        (arrival.is_some() || has_work)
-                            && arrival.is_none_or(|at| event <= at)
-                            && turn.is_none_or(|at| event <= at)
-                    }) =>
-                {
-                    self.fleet_event();
-                }
+            let has_work = turn.is_some() || self.in_transit > 0 || !self.unplaced.is_empty();
+            let arrival = self.next_arrival();
+            let is_event_next = event.is_some_and(|event| {
+                (arrival.is_some() || has_work)
+                    && arrival.is_none_or(|at| event <= at)
+                    && turn.is_none_or(|at| event <= at)
+            });
+            match (arrival, turn) {
+                _ if is_event_next => self.run_fleet_event(),
                 (Some(at), turn) if turn.is_none_or(|turn| at < turn) => {
                     self.now = self.now.max(at);
                     self.admit_due();
@@ -247,8 +247,8 @@ impl<'a> Driver<'a> {
         self.next_time()
     }
 
-    /// Whether due requests must stay in the workload: no replica is available, the queue of one is
-    /// full, or all queues together hold `MAX_WAITING` requests.
+    /// Whether due requests must stay in the workload: no replica is available, the queue of a
+    /// replica is full, or all queues together hold `MAX_WAITING` requests.
     fn is_full(&self) -> bool {
         self.full_replicas > 0 || !self.unplaced.is_empty() || self.waiting >= MAX_WAITING
     }
@@ -364,7 +364,7 @@ impl<'a> Driver<'a> {
         self.turns.push(Reverse((replica.clock.now(), index)));
         self.router.set_available(index, false);
         self.router.restarted(index);
-        self.drop_targets(index);
+        self.release_targets(index);
         if self.replicas.iter().all(|replica| replica.report.lost) {
             self.deliver(index);
             return Err(why);
@@ -373,22 +373,22 @@ impl<'a> Driver<'a> {
     }
 
     /// Runs the next event of the fleet.
-    fn fleet_event(&mut self) {
+    fn run_fleet_event(&mut self) {
         let Some((at, event)) = self.events.pop() else { return };
         self.now = self.now.max(at);
         match event {
             FleetEvent::Fail(index) if self.replicas[index].report.lost => {}
             FleetEvent::Fail(index) => {
                 let replica = &mut self.replicas[index];
-                // A step runs to its end.
+                // A step that runs is completed first.
                 replica.is_failing = true;
                 if !replica.is_scheduled {
                     self.fail(index);
                 }
             }
-            FleetEvent::Restart(index) => self.restarted(index),
+            FleetEvent::Restart(index) => self.finish_restart(index),
             FleetEvent::Import(transfer) => self.import(transfer),
-            FleetEvent::Start(moving) => self.start_moved(*moving),
+            FleetEvent::HandOff(handed_off) => self.start_handed_off(*handed_off),
         }
     }
 
@@ -397,29 +397,30 @@ impl<'a> Driver<'a> {
         let replica = &mut self.replicas[index];
         for event in replica.results.kv_events.drain(..) {
             if let KvEvent::BlockStored { hashes, .. } = &event {
-                hashes.iter().for_each(|hash| self.known.insert(*hash));
+                hashes.iter().for_each(|hash| self.computed_blocks.insert(*hash));
             }
             self.router.apply(index, &event);
         }
         let ended = std::mem::take(&mut replica.results.ended);
         for (mut summary, open) in ended {
-            let moves = match open {
+            let transit = match open {
                 Some(open) => {
                     self.router.release(open.charge);
                     open.target.into_iter().for_each(|target| self.router.release(target));
                     open.history.complete(&mut summary)
                 }
-                None => Moves::default(),
+                None => TransitTimes::default(),
             };
             self.replicas[index].handing_off.remove(&summary.tag);
-            self.end(index, &summary, moves);
+            self.end_request(index, &summary, transit);
         }
         self.send_exports(index);
         self.hand_off_exported(index);
     }
 
-    /// Counts a request that ended on a replica, and adds what follows it.
-    fn end(&mut self, index: usize, summary: &Summary, moves: Moves) {
+    /// Counts a request that ended on a replica, and schedules the follow-up requests of the
+    /// workload.
+    fn end_request(&mut self, index: usize, summary: &Summary, transit: TransitTimes) {
         self.ended += 1;
         let now = self.replicas[index].clock.now();
         let (workload, report) = (&mut self.workload, &mut self.replicas[index].report);
@@ -431,7 +432,7 @@ impl<'a> Driver<'a> {
             report.cached_tokens += u64::from(summary.cached);
         }
         let name = || workload.name(summary.tag).map_or_else(|| summary.tag.to_string(), String::from);
-        lock(&self.shared.count).ended(summary, moves, name, total);
+        lock(&self.shared.count).ended(summary, transit, name, total);
         let mut more = Vec::new();
         workload.ended(summary, now, &mut more);
         for job in more {

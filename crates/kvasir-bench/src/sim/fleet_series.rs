@@ -1,8 +1,8 @@
-//! `FleetSeries`: replicas × time for the viewer page: queue, running requests, prefix hit rate, K/V
-//! transfers and failures.
+//! `FleetSeries`: time series per replica, which the viewer page draws as heat maps: queue, running
+//! requests, prefix hit rate, K/V transfers and failures.
 //!
-//! Fixed memory: at most [`MAX_ROWS`] rows of [`MAX_BINS`] equal time bins. Beyond that, a row is the
-//! mean of several consecutive replicas, and adjacent bins merge.
+//! Memory is bounded by [`MAX_ROWS`] rows of [`MAX_BINS`] equal time bins. With more replicas, a
+//! row is the mean of several consecutive ones. In longer runs, adjacent bins merge.
 
 use kvasir_engine::{Nanos, Role};
 use serde_json::{Value, json};
@@ -10,20 +10,20 @@ use serde_json::{Value, json};
 const MAX_BINS: usize = 240;
 const MAX_ROWS: usize = 128;
 
-/// Contribution of one event to a bin of a replica.
+/// Sums over the events of one time bin of a row.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReplicaSample {
     pub(crate) steps: u64,
-    /// Requests, summed over the steps.
+    /// Waiting and running requests, summed over the steps.
     pub(crate) waiting: u64,
     pub(crate) running: u64,
-    /// Prompt tokens of admitted requests, and those of them that were cached.
+    /// Prompt tokens of admitted requests, and the cached ones among them.
     pub(crate) prompt: u64,
     pub(crate) cached: u64,
     /// Bytes of K and V sent and received.
-    pub(crate) transferred: u64,
-    /// Nanoseconds from a failure to the end of the restart.
-    pub(crate) down: u64,
+    pub(crate) transferred_bytes: u64,
+    /// Nanoseconds from failures to the ends of the restarts.
+    pub(crate) down_ns: u64,
 }
 
 impl ReplicaSample {
@@ -33,15 +33,15 @@ impl ReplicaSample {
         self.running += other.running;
         self.prompt += other.prompt;
         self.cached += other.cached;
-        self.transferred += other.transferred;
-        self.down += other.down;
+        self.transferred_bytes += other.transferred_bytes;
+        self.down_ns += other.down_ns;
     }
 }
 
-/// Time bins of `width` nanoseconds by row.
+/// Time bins of `bin_ns` nanoseconds per row.
 #[derive(Clone, Debug)]
 pub(crate) struct FleetSeries {
-    width: u64,
+    bin_ns: u64,
     /// Replicas per row.
     group: usize,
     roles: Vec<Role>,
@@ -52,12 +52,12 @@ impl FleetSeries {
     pub(crate) fn new(roles: Vec<Role>) -> Self {
         let group = roles.len().div_ceil(MAX_ROWS).max(1);
         let rows = vec![Vec::new(); roles.len().div_ceil(group)];
-        Self { width: 1_000_000, group, roles, rows }
+        Self { bin_ns: 1_000_000, group, roles, rows }
     }
 
     pub(crate) fn add(&mut self, replica: usize, at: Nanos, sample: ReplicaSample) {
-        while (at / self.width) as usize >= MAX_BINS {
-            self.width *= 2;
+        while (at / self.bin_ns) as usize >= MAX_BINS {
+            self.bin_ns *= 2;
             for row in &mut self.rows {
                 let merge = |pair: &[ReplicaSample]| {
                     let mut sum = ReplicaSample::default();
@@ -67,7 +67,7 @@ impl FleetSeries {
                 *row = row.chunks(2).map(merge).collect();
             }
         }
-        let bin = (at / self.width) as usize;
+        let bin = (at / self.bin_ns) as usize;
         let Some(row) = self.rows.get_mut(replica / self.group) else { return };
         if row.len() <= bin {
             row.resize(bin + 1, ReplicaSample::default());
@@ -77,19 +77,19 @@ impl FleetSeries {
 
     /// Adds the time from a failure to the end of the restart.
     pub(crate) fn add_down(&mut self, replica: usize, from: Nanos, to: Nanos) {
-        // The width doubles at most once the end has its bin.
+        // Merges bins up to `to` first, so that their width is constant in the loop.
         self.add(replica, to, ReplicaSample::default());
         let mut at = from;
         while at < to {
-            let end = to.min((at / self.width + 1) * self.width);
-            self.add(replica, at, ReplicaSample { down: end - at, ..ReplicaSample::default() });
+            let end = to.min((at / self.bin_ns + 1) * self.bin_ns);
+            self.add(replica, at, ReplicaSample { down_ns: end - at, ..ReplicaSample::default() });
             at = end;
         }
     }
 
-    /// The maps up to `now` as JSON for the viewer page, which documents the fields.
+    /// The heat maps up to `now` as JSON. `kvasir_view` documents the format.
     pub(crate) fn drawn(&self, now: Nanos) -> Value {
-        let bins = self.rows.iter().map(Vec::len).max().unwrap_or(0).min((now / self.width) as usize + 1);
+        let bins = self.rows.iter().map(Vec::len).max().unwrap_or(0).min((now / self.bin_ns) as usize + 1);
         let names: Vec<String> = (0..self.rows.len()).map(|row| self.name(row)).collect();
         let values = |value: &dyn Fn(&ReplicaSample) -> Option<f64>| -> Vec<Vec<Option<f64>>> {
             let empty = ReplicaSample::default();
@@ -99,7 +99,7 @@ impl FleetSeries {
             self.rows.iter().map(row).collect()
         };
         let per = |sum: u64, of: u64| (of > 0).then(|| sum as f64 / of as f64);
-        let (seconds, group) = (self.width as f64 / 1e9, self.group as f64);
+        let (seconds, group) = (self.bin_ns as f64 / 1e9, self.group as f64);
         let mut maps = vec![
             json!({"title": "Queue", "unit": "requests", "rows": values(&|bin| per(bin.waiting, bin.steps))}),
             json!({"title": "Running", "unit": "requests", "rows": values(&|bin| per(bin.running, bin.steps))}),
@@ -107,22 +107,22 @@ impl FleetSeries {
                 "rows": values(&|bin| per(100 * bin.cached, bin.prompt))}),
         ];
         let any = |value: fn(&ReplicaSample) -> u64| self.rows.iter().flatten().any(|bin| value(bin) > 0);
-        if any(|bin| bin.transferred) {
+        if any(|bin| bin.transferred_bytes) {
             let rate = |bin: &ReplicaSample| {
-                (bin.transferred > 0).then(|| bin.transferred as f64 / 1e6 / seconds / group)
+                (bin.transferred_bytes > 0).then(|| bin.transferred_bytes as f64 / 1e6 / seconds / group)
             };
             maps.push(json!({"title": "K/V transfers", "unit": "MB/s", "rows": values(&rate)}));
         }
-        if any(|bin| bin.down) {
+        if any(|bin| bin.down_ns) {
             let share = |bin: &ReplicaSample| {
-                (bin.down > 0).then(|| 100.0 * bin.down as f64 / self.width as f64 / group)
+                (bin.down_ns > 0).then(|| 100.0 * bin.down_ns as f64 / self.bin_ns as f64 / group)
             };
             maps.push(json!({"title": "Down", "unit": "%", "max": 100, "rows": values(&share)}));
         }
         json!({"seconds": seconds, "replicas": names, "maps": maps})
     }
 
-    /// The replicas of a row, with their role if roles differ.
+    /// Name of a row: its replicas, and the role of the first if roles differ.
     fn name(&self, row: usize) -> String {
         let (first, last) = (row * self.group, ((row + 1) * self.group).min(self.roles.len()) - 1);
         let number = if first == last { first.to_string() } else { format!("{first} to {last}") };
@@ -154,7 +154,7 @@ mod tests {
         assert!(series.rows.len() <= MAX_ROWS && series.rows.iter().all(|row| row.len() <= MAX_BINS));
         let sum = |value: fn(&ReplicaSample) -> u64| series.rows.iter().flatten().map(value).sum::<u64>();
         assert_eq!((sum(|bin| bin.steps), sum(|bin| bin.cached)), (30_000, 150_000));
-        assert_eq!(sum(|bin| bin.down), 87_500_000_000);
+        assert_eq!(sum(|bin| bin.down_ns), 87_500_000_000);
         let drawn = series.drawn(u64::MAX);
         assert_eq!(drawn["replicas"][1], "3 to 5");
         let titles: Vec<_> = drawn["maps"].as_array().unwrap().iter().map(|map| &map["title"]).collect();

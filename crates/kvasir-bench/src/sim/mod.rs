@@ -6,34 +6,34 @@
 //! A run is deterministic in its seed: no wall clock is read. Guarded by `tests/sim.rs`,
 //! `tests/fleet.rs` and `tests/roles.rs`.
 
+pub(crate) mod computed_blocks;
 pub(crate) mod driver;
+pub(crate) mod event_queue;
 pub(crate) mod failures;
 pub(crate) mod figures;
 pub(crate) mod fleet_series;
 pub(crate) mod histogram;
-pub(crate) mod known_blocks;
 pub(crate) mod links;
 pub(crate) mod observer;
 pub(crate) mod open_request;
 pub(crate) mod replica;
 pub(crate) mod replica_report;
 pub(crate) mod report;
-pub(crate) mod schedule;
 pub(crate) mod series;
 pub(crate) mod step_account;
-pub(crate) mod time_use;
+pub(crate) mod time_breakdown;
 
 pub use crate::sim::failures::Failures;
 pub use crate::sim::histogram::{Histogram, Percentiles};
 pub use crate::sim::replica::Replica;
 pub use crate::sim::replica_report::{ReplicaReport, TransferredTokens};
 pub use crate::sim::report::{MachineFigure, Outcome, Report, RequestTimes, SimulatedMachine};
-pub use crate::sim::time_use::{RoleTime, TimeUse};
+pub use crate::sim::time_breakdown::{RoleTime, TimeBreakdown};
 
 use crate::sim::driver::{Driver, DriverSetup};
 use crate::sim::fleet_series::FleetSeries;
 use crate::sim::links::ReplicaLinks;
-use crate::sim::observer::{SharedCounts, Tracers, lock};
+use crate::sim::observer::{SharedMetrics, Tracers, lock};
 use crate::sim::replica::SimulatedReplica;
 use crate::trace::{Lines, Recording};
 use crate::workload::Workload;
@@ -47,12 +47,12 @@ use std::{
 /// Configuration of one simulation.
 pub struct Run<'a> {
     /// The replicas, at least one. Under [`Route::Prefix`] several must record KV events
-    /// ([`Core::record_kv_events`]). With KV events the report tells lost prefixes from new prompt
-    /// tokens.
+    /// ([`Core::record_kv_events`]). With KV events the report distinguishes lost prefixes from
+    /// new prompt tokens.
     pub replicas: Vec<Replica>,
     /// Routing policy; without effect for a single replica.
     pub route: Route,
-    /// Roles and failures of the replicas.
+    /// Roles, link and failures of the replicas.
     pub fleet: FleetModel<'a>,
     /// Source of requests.
     pub workload: &'a mut dyn Workload,
@@ -66,17 +66,17 @@ pub struct Run<'a> {
     pub seed: u64,
 }
 
-/// How the replicas of a fleet differ and fail. The default: all run both phases, none fails.
+/// Roles, link and failures of a fleet. By default all replicas run both phases, and none fails.
 #[derive(Default)]
 pub struct FleetModel<'a> {
-    /// Roles of the replicas; `both` for those beyond the list.
+    /// Roles of the replicas; [`Role::Both`] beyond the end of the list.
     pub roles: Vec<Role>,
-    /// The link between replicas, for K/V transfers. Without it, replicas of the decode role compute
-    /// prompts again.
+    /// The link between replicas, for K/V transfers. Without it, decode replicas compute prompts
+    /// again.
     pub link: Option<Link>,
-    /// Failures of replicas, if they fail.
+    /// Failure model; `None` if no replica fails.
     pub failures: Option<Failures<'a>>,
-    /// Whether to record replicas over time for the viewer page.
+    /// Whether to record time series per replica for the viewer page.
     pub records_series: bool,
 }
 
@@ -110,7 +110,7 @@ pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64, Nanos) -> bool) -> Finish
     let FleetModel { mut roles, link, failures, records_series } = fleet;
     roles.resize(replicas.len(), Role::Both);
     let series = records_series.then(|| Arc::new(Mutex::new(FleetSeries::new(roles.clone()))));
-    let shared = SharedCounts { count: Arc::default(), series };
+    let shared = SharedMetrics { count: Arc::default(), series };
     let first = window.start;
     let mut tracers = Tracers::new();
     if !window.is_empty() {
@@ -121,10 +121,10 @@ pub fn run(run: Run<'_>, progress: &mut dyn FnMut(u64, Nanos) -> bool) -> Finish
         SimulatedReplica::new(replica, index, role, &shared, std::mem::take(&mut tracers))
     });
     let replicas: Vec<SimulatedReplica> = replicas.collect();
-    let count = replicas.len();
+    let replica_count = replicas.len();
     let links = replicas.first().zip(link).map(|(replica, link)| {
         let preset = replica.engine.executor().preset();
-        ReplicaLinks::new(link, preset.kv_token_bytes(), preset.ranks, count)
+        ReplicaLinks::new(link, preset.kv_token_bytes(), preset.ranks, replica_count)
     });
     let setup =
         DriverSetup { replicas, route, workload, failures, links, shared: shared.clone(), aborts, seed };

@@ -1,5 +1,5 @@
-//! `StepObserver`: feeds the steps of a replica to the counters, the time account, the fleet series
-//! and the tracers.
+//! `StepObserver`: passes the steps of a replica to the counters, the step account, the fleet
+//! series and the tracers.
 
 use crate::sim::fleet_series::{FleetSeries, ReplicaSample};
 use crate::sim::report::Count;
@@ -11,32 +11,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Tracers of the steps of one replica.
 pub(crate) type Tracers = Vec<Tracer<Box<dyn TraceSink>>>;
 
-/// State that the observers of all replicas share with the driver.
+/// Counters and time series that the observers of all replicas share with the driver.
 #[derive(Clone)]
-pub(crate) struct SharedCounts {
+pub(crate) struct SharedMetrics {
     pub(crate) count: Arc<Mutex<Count>>,
-    /// `None` if no page draws it.
+    /// `None` without a viewer page.
     pub(crate) series: Option<Arc<Mutex<FleetSeries>>>,
 }
 
-/// Locks a mutex, also one whose holder has panicked.
+/// Locks a mutex; ignores poisoning.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Observer of one replica.
+/// Observer of the engine of one replica.
 pub(crate) struct StepObserver {
+    /// Index of the replica.
     pub(crate) replica: usize,
-    pub(crate) shared: SharedCounts,
+    pub(crate) shared: SharedMetrics,
     pub(crate) account: Arc<Mutex<StepAccount>>,
     pub(crate) tracers: Tracers,
-    pub(crate) block: u32,
+    pub(crate) block_size: u32,
 }
 
 impl Observer for StepObserver {
     fn scheduled(&mut self, core: &Core, step: &Step) {
         let record = core.record();
-        lock(&self.shared.count).step(record, step, self.block);
+        lock(&self.shared.count).step(record, step, self.block_size);
         if let Some(series) = &self.shared.series {
             let (waiting, running) = (record.waiting.into(), record.running.into());
             let mut sample = ReplicaSample { steps: 1, waiting, running, ..ReplicaSample::default() };

@@ -1,81 +1,82 @@
-//! `OpenRequest`: a request that runs on a replica, and what earlier runs of it have left.
+//! `OpenRequest`: a request that runs on a replica, with the state that its earlier runs on other
+//! replicas have left.
 
 use crate::sim::step_account::ComputedBefore;
 use kvasir_engine::{Nanos, Params, Request, Resumption, RoleCharge, Sequence, SessionId, Summary};
 
-/// Number of successive failures of replicas that have admitted a request, without a token in
-/// between, at which the request fails; as in `kvasir serve --dp`.
+/// A request fails after this number of successive replicas that admitted it and failed before its
+/// next token, as in `kvasir serve --dp`: the request may be the cause.
 const MAX_LOSSES: u32 = 5;
 
-/// Nanoseconds that a request spent between replicas: K/V transfers and queues.
+/// Nanoseconds that a request spent between two runs: K/V transfers and queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Moves {
-    /// Between its first admission and its first token.
+pub(crate) struct TransitTimes {
+    /// Before its first token.
     pub(crate) in_prefill: Nanos,
     /// After its first token.
     pub(crate) in_decode: Nanos,
 }
 
-/// What the earlier runs of a request have left.
+/// State of a request that outlives its runs.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct History {
+pub(crate) struct RequestHistory {
     /// Output tokens after which the client disconnects.
     pub(crate) abort_after: Option<u32>,
-    /// For routing.
+    /// The session by which it is routed.
     pub(crate) session: Option<SessionId>,
     pub(crate) before: ComputedBefore,
-    /// Outputs of earlier runs, and the time of the newest.
+    /// Number of output tokens of earlier runs, and the time of the newest.
     pub(crate) outputs: u32,
     pub(crate) last_token: Option<Nanos>,
-    /// Cached tokens and time of the first admission.
+    /// Cached tokens and time of its first admission.
     first_admission: Option<(u32, Nanos)>,
+    /// Successive failures of its replicas; see `MAX_LOSSES`.
     losses: u32,
-    /// When its last run ended, if it had been admitted.
-    moved_at: Option<Nanos>,
-    moves: Moves,
+    /// When its last run ended; `None` before its first admission.
+    run_ended_at: Option<Nanos>,
+    transit: TransitTimes,
 }
 
 /// A request on a replica.
 #[derive(Debug)]
 pub(crate) struct OpenRequest {
     pub(crate) charge: RoleCharge,
-    /// The charge on the replica that will decode it, if it is to be handed off.
+    /// The charge on its decode replica, if it is to be handed off.
     pub(crate) target: Option<RoleCharge>,
-    /// Whether all blocks of its prompt were exported.
-    pub(crate) is_exported: bool,
     /// When its last K/V transfer arrives.
     pub(crate) transferred_at: Nanos,
-    pub(crate) history: History,
+    pub(crate) history: RequestHistory,
 }
 
 impl OpenRequest {
-    pub(crate) fn new(charge: RoleCharge, target: Option<RoleCharge>, history: History) -> Self {
-        Self { charge, target, is_exported: false, transferred_at: 0, history }
+    pub(crate) fn new(charge: RoleCharge, target: Option<RoleCharge>, history: RequestHistory) -> Self {
+        Self { charge, target, transferred_at: 0, history }
     }
 }
 
-impl History {
-    /// A request without earlier runs. `known` leading prompt tokens were computed by any replica.
-    pub(crate) fn new(abort_after: Option<u32>, session: Option<SessionId>, known: u32) -> Self {
-        let before = ComputedBefore { known, ..ComputedBefore::default() };
+impl RequestHistory {
+    /// History of a request without earlier runs. Any replica has computed its first `computed`
+    /// prompt tokens.
+    pub(crate) fn new(abort_after: Option<u32>, session: Option<SessionId>, computed: u32) -> Self {
+        let before = ComputedBefore { by_any_replica: computed, ..ComputedBefore::default() };
         Self { abort_after, session, before, ..Self::default() }
     }
 
-    /// Ends a run of a sequence at `now`, whose newest output came at `last_token`. Returns the request
-    /// that continues it.
+    /// Ends the run of a sequence at `now`; its newest output came at `last_token`. Returns the
+    /// request that continues it on another replica.
     pub(crate) fn end_run(&mut self, sequence: &Sequence, last_token: Option<Nanos>, now: Nanos) -> Request {
         let mut timings = *sequence.timings();
         timings.last_token = last_token;
         let outputs = sequence.outputs_len();
         if let Some(admitted) = timings.admitted {
-            self.count_move(admitted);
+            self.end_transit(admitted);
             self.first_admission.get_or_insert((sequence.hit(), admitted));
         }
         self.losses = if outputs > self.outputs { 0 } else { self.losses };
-        self.before.moved = sequence.prompt_len() + outputs;
+        self.before.by_earlier_runs = sequence.prompt_len() + outputs;
         (self.outputs, self.last_token) = (outputs, last_token);
-        // Before its first admission a request is in the queue, wherever it waits.
-        self.moved_at = self.moved_at.or(self.first_admission.map(|_| now));
+        // The time before the first admission counts as queue time.
+        self.run_ended_at = self.run_ended_at.or(self.first_admission.map(|_| now));
         let resumption =
             Resumption { outputs: sequence.outputs().into_owned(), timings, ..Resumption::default() };
         Request {
@@ -89,27 +90,27 @@ impl History {
         }
     }
 
-    /// Counts a failure of its replica. True if the request fails: it may be the cause.
-    pub(crate) fn lose(&mut self, was_admitted: bool) -> bool {
+    /// Counts a failure of its replica. Returns whether the request fails, too.
+    pub(crate) fn count_loss(&mut self, was_admitted: bool) -> bool {
         self.losses += u32::from(was_admitted);
         self.losses >= MAX_LOSSES
     }
 
-    /// Ends a move with an admission.
-    fn count_move(&mut self, admitted: Nanos) {
-        let Some(moved) = self.moved_at.take() else { return };
-        let part = if self.outputs > 0 { &mut self.moves.in_decode } else { &mut self.moves.in_prefill };
-        *part += admitted.saturating_sub(moved);
+    /// Adds the time between two runs, which ends with an admission.
+    fn end_transit(&mut self, admitted: Nanos) {
+        let Some(run_ended) = self.run_ended_at.take() else { return };
+        let sum = if self.outputs > 0 { &mut self.transit.in_decode } else { &mut self.transit.in_prefill };
+        *sum += admitted.saturating_sub(run_ended);
     }
 
-    /// Sets cached tokens and admission of the first run in the summary of the last. Returns the time
-    /// between runs.
-    pub(crate) fn complete(mut self, summary: &mut Summary) -> Moves {
+    /// Sets cached tokens and admission time in the summary of the last run to those of the first.
+    /// Returns the times between runs.
+    pub(crate) fn complete(mut self, summary: &mut Summary) -> TransitTimes {
         let admitted = summary.timings.admitted.or(summary.timings.finished);
-        admitted.into_iter().for_each(|admitted| self.count_move(admitted));
+        admitted.into_iter().for_each(|admitted| self.end_transit(admitted));
         if let Some((cached, admitted)) = self.first_admission {
             (summary.cached, summary.timings.admitted) = (cached, Some(admitted));
         }
-        self.moves
+        self.transit
     }
 }

@@ -1,12 +1,12 @@
 //! One replica of a simulation: an engine on a clock of its own. It holds back the results of its
 //! newest step until the simulated time reaches the end of that step.
 
-use crate::sim::observer::{SharedCounts, StepObserver, Tracers, lock};
+use crate::sim::observer::{SharedMetrics, StepObserver, Tracers, lock};
 use crate::sim::open_request::OpenRequest;
 use crate::sim::replica_report::ReplicaReport;
 use crate::sim::report::Count;
 use crate::sim::step_account::StepAccount;
-use crate::sim::time_use::TimeUse;
+use crate::sim::time_breakdown::TimeBreakdown;
 use kvasir_engine::{DraftStats, Engine, KvExport, Nanos, RequestId, Role, Summary, Turn};
 use kvasir_kv::KvEvent;
 use kvasir_sim::{Clock, CostDevice, Totals};
@@ -33,7 +33,7 @@ pub(crate) struct Live {
 /// Results of a step that are not yet delivered to router and workload.
 #[derive(Default)]
 pub(crate) struct Results {
-    /// Requests that ended, with the state that the driver had of them.
+    /// Requests that ended; `None` for refused ones.
     pub(crate) ended: Vec<(Summary, Option<OpenRequest>)>,
     pub(crate) kv_events: Vec<KvEvent>,
     pub(crate) exports: Vec<KvExport>,
@@ -45,15 +45,16 @@ pub(crate) struct SimulatedReplica {
     pub(crate) clock: Clock,
     pub(crate) role: Role,
     pub(crate) account: Arc<Mutex<StepAccount>>,
+    /// K/V blocks that the engine has exported; `None` unless its role is prefill.
     exports: Option<Arc<Mutex<Vec<KvExport>>>>,
     live: Vec<Live>,
     pub(crate) open: HashMap<RequestId, OpenRequest>,
     /// Requests to be handed off, by tag.
     pub(crate) handing_off: HashMap<u64, RequestId>,
-    /// Those of them whose prompts are exported.
+    /// Requests to be handed off whose prompts are exported.
     pub(crate) exported: Vec<RequestId>,
-    /// Runs that were moved, whose end is not yet reported.
-    moved: HashSet<RequestId>,
+    /// Requests whose runs were aborted by [`Self::detach`], and whose summaries are to be dropped.
+    detached: HashSet<RequestId>,
     pub(crate) results: Results,
     /// Queue length that is included in the driver's `waiting`.
     pub(crate) counted_waiting: usize,
@@ -65,19 +66,19 @@ pub(crate) struct SimulatedReplica {
     pub(crate) is_failing: bool,
     /// When it accepts requests again, if it has failed.
     pub(crate) down_until: Option<Nanos>,
-    /// Number of failures, so that transfers to an earlier process are dropped.
+    /// Number of restarts. Transfers of an earlier generation are lost.
     pub(crate) generation: u32,
     pub(crate) report: ReplicaReport,
-    /// Of the engines before its failures.
-    earlier: Earlier,
+    /// Totals of the engines that restarts have replaced.
+    earlier: EarlierTotals,
 }
 
-/// Totals of a replica before its failures.
+/// Totals of the earlier engines of a replica.
 #[derive(Clone, Debug, Default)]
-struct Earlier {
+struct EarlierTotals {
     device: Totals,
     drafts: DraftStats,
-    computed: TimeUse,
+    computed: TimeBreakdown,
 }
 
 impl SimulatedReplica {
@@ -85,7 +86,7 @@ impl SimulatedReplica {
         replica: Replica,
         index: usize,
         role: Role,
-        shared: &SharedCounts,
+        shared: &SharedMetrics,
         tracers: Tracers,
     ) -> Self {
         let Replica { mut engine, clock } = replica;
@@ -95,13 +96,14 @@ impl SimulatedReplica {
             shared: shared.clone(),
             account: Arc::clone(&account),
             tracers,
-            block: engine.core().cache().shape().block_size,
+            block_size: engine.core().cache().shape().block_size,
         }));
         let exports = (role == Role::Prefill).then(|| {
             let exports = Arc::new(Mutex::new(Vec::new()));
-            let to = Arc::clone(&exports);
-            // Without a prefix cache nothing is exported, and decode replicas compute the prompt.
-            drop(engine.export_kv(Arc::new(move |export| lock(&to).push(export))));
+            let sink = Arc::clone(&exports);
+            // Without a prefix cache this fails: nothing is exported, and decode replicas compute
+            // the prompts.
+            drop(engine.export_kv(Arc::new(move |export| lock(&sink).push(export))));
             exports
         });
         Self {
@@ -114,7 +116,7 @@ impl SimulatedReplica {
             open: HashMap::new(),
             handing_off: HashMap::new(),
             exported: Vec::new(),
-            moved: HashSet::new(),
+            detached: HashSet::new(),
             results: Results::default(),
             counted_waiting: 0,
             has_arrivals: false,
@@ -123,14 +125,17 @@ impl SimulatedReplica {
             down_until: None,
             generation: 0,
             report: ReplicaReport { role, ..ReplicaReport::default() },
-            earlier: Earlier::default(),
+            earlier: EarlierTotals::default(),
         }
     }
 
-    /// Replaces the engine of a failed replica, whose open requests the driver has taken.
-    pub(crate) fn restart(&mut self, replica: Replica, index: usize, shared: &SharedCounts) {
-        let earlier =
-            Earlier { device: self.device_totals(), drafts: self.draft_stats(), computed: self.computed() };
+    /// Replaces the engine of a failed replica. The caller has taken its open requests.
+    pub(crate) fn restart(&mut self, replica: Replica, index: usize, shared: &SharedMetrics) {
+        let earlier = EarlierTotals {
+            device: self.device_totals(),
+            drafts: self.draft_stats(),
+            computed: self.computed(),
+        };
         let report = ReplicaReport { failures: self.report.failures + 1, ..self.report };
         let (generation, counted_waiting) = (self.generation + 1, self.counted_waiting);
         *self = Self {
@@ -142,25 +147,25 @@ impl SimulatedReplica {
         };
     }
 
-    /// Totals of its device.
+    /// Totals of its device, those of earlier engines included.
     pub(crate) fn device_totals(&self) -> Totals {
         let mut totals = self.earlier.device;
         totals += self.engine.executor().spent();
         totals
     }
 
-    /// Statistics of its drafts.
+    /// Statistics of its draft tokens, those of earlier engines included.
     pub(crate) fn draft_stats(&self) -> DraftStats {
         let mut stats = self.earlier.drafts.clone();
         stats += self.engine.core().draft_stats();
         stats
     }
 
-    /// Nanoseconds of its completed steps by cause.
-    pub(crate) fn computed(&self) -> TimeUse {
-        let mut spent = self.earlier.computed;
-        spent += lock(&self.account).spent;
-        spent
+    /// Nanoseconds of its completed steps by cause, those of earlier engines included.
+    pub(crate) fn computed(&self) -> TimeBreakdown {
+        let mut times = self.earlier.computed;
+        times += lock(&self.account).times;
+        times
     }
 
     /// Requests in its queue.
@@ -168,7 +173,8 @@ impl SimulatedReplica {
         self.engine.core().counts().0
     }
 
-    /// Tracks a request that the engine has accepted. Aborts it if its client has disconnected.
+    /// Tracks a request that the engine has accepted. Aborts it if its client disconnects at its
+    /// current number of outputs.
     pub(crate) fn track(&mut self, id: RequestId, open: OpenRequest) {
         let at = id.index() as usize;
         if self.live.len() <= at {
@@ -189,10 +195,10 @@ impl SimulatedReplica {
         self.live.get(id.index() as usize).and_then(|live| live.last_token)
     }
 
-    /// Takes a request that continues on another replica, and aborts its run.
-    pub(crate) fn displace(&mut self, id: RequestId) -> Option<OpenRequest> {
+    /// Removes a request that continues on another replica, and aborts its run on this one.
+    pub(crate) fn detach(&mut self, id: RequestId) -> Option<OpenRequest> {
         let open = self.open.remove(&id)?;
-        self.moved.insert(id);
+        self.detached.insert(id);
         self.engine.abort(id);
         Some(open)
     }
@@ -228,7 +234,7 @@ impl SimulatedReplica {
         }
         drop(counted);
         for &summary in &outbox.ended {
-            if !self.moved.remove(&summary.request) {
+            if !self.detached.remove(&summary.request) {
                 self.results.ended.push((summary, self.open.remove(&summary.request)));
             }
         }

@@ -1,7 +1,7 @@
 //! `ReplicaReport`: requests, tokens, hit rate, utilization, failures and transfers of one replica.
 
 use crate::sim::figures::grouped;
-use crate::sim::time_use::TimeUse;
+use crate::sim::time_breakdown::TimeBreakdown;
 use kvasir_engine::Role;
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ pub struct ReplicaReport {
     pub role: Role,
     /// Requests that ended on it.
     pub requests: u64,
-    /// Requests that it has prefilled and handed off to a replica that decodes.
+    /// Requests that it has prefilled and handed off to a decode replica.
     pub handed_off: u64,
     /// Prompt tokens of the admitted requests that ended on it or that it handed off.
     pub prompt_tokens: u64,
@@ -31,24 +31,24 @@ pub struct ReplicaReport {
     /// Nanoseconds from its failures to the ends of the restarts.
     #[serde(skip)]
     pub(crate) restart_ns: u64,
-    /// K/V transfers.
+    /// Prompt tokens whose K and V were sent or received.
     pub transfers: TransferredTokens,
-    /// Where its time went, in seconds.
-    pub time: TimeUse,
+    /// Its time by cause, in seconds.
+    pub time: TimeBreakdown,
 }
 
-/// Prompt tokens whose K and V were to be transferred from or to a replica.
+/// Prompt tokens of the K/V transfers of a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TransferredTokens {
     /// Sent.
     pub sent_tokens: u64,
-    /// Not sent: the send buffer was full, or no replica was available to decode.
+    /// Not sent: the send buffer was full, or no decode replica was available.
     pub unsent_tokens: u64,
     /// Received and stored.
     pub received_tokens: u64,
-    /// Received and refused: the blocks before them had not arrived, or the pool was in use.
+    /// Received and refused: the blocks before them had not arrived, or the pool had no free slots.
     pub refused_tokens: u64,
-    /// Not received: a replica failed.
+    /// Sent to it but not received: the sender or this replica failed.
     pub lost_tokens: u64,
 }
 

@@ -3,10 +3,10 @@
 
 use crate::sim::figures::{grouped, three_digits};
 use crate::sim::histogram::{Histogram, Percentiles};
-use crate::sim::open_request::Moves;
+use crate::sim::open_request::TransitTimes;
 use crate::sim::replica_report::ReplicaReport;
 use crate::sim::series::{Sample, Series};
-use crate::sim::time_use::RoleTime;
+use crate::sim::time_breakdown::RoleTime;
 use kvasir_engine::{DraftStats, Finish, StepRecord, Summary};
 use kvasir_exec::Step;
 use kvasir_sim::{Preset, Totals};
@@ -116,12 +116,13 @@ impl fmt::Display for MachineFigure {
 pub struct RequestTimes {
     /// Arrival to admission.
     pub queue: f64,
-    /// Admission to first token.
+    /// Admission to first token, without `between_replicas`.
     pub prefill: f64,
-    /// First token to last, without `moves`.
+    /// First token to last, without `between_replicas`.
     pub decode: f64,
-    /// From one replica to another, after a hand-off or a failure: K/V transfer and queue.
-    pub moves: f64,
+    /// From the end of a run on one replica to the admission on the next, after a hand-off or a
+    /// failure: K/V transfer and queue.
+    pub between_replicas: f64,
 }
 
 /// Results of a run. Deterministic: wall time is not included, so equal runs give equal reports.
@@ -186,7 +187,7 @@ pub struct Report {
     pub speculation: Option<DraftStats>,
     /// Steps that failed.
     pub failed_steps: u64,
-    /// Where the time of the replicas went, by role.
+    /// Time of the replicas by role and cause.
     pub time_of_replicas: Vec<RoleTime>,
     /// Results of each replica, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -224,11 +225,11 @@ impl Count {
         self.itl.add(ns);
     }
 
-    /// Counts a request that has ended, of a workload of `expected` ones.
+    /// Counts a request that has ended. The workload has `expected` requests.
     pub(crate) fn ended(
         &mut self,
         summary: &Summary,
-        moves: Moves,
+        transit: TransitTimes,
         name: impl FnOnce() -> String,
         expected: u64,
     ) {
@@ -263,9 +264,9 @@ impl Count {
             let last = summary.timings.last_token.unwrap_or(first);
             let phases = [
                 admitted.saturating_sub(arrived),
-                first.saturating_sub(admitted).saturating_sub(moves.in_prefill),
-                last.saturating_sub(first).saturating_sub(moves.in_decode),
-                moves.in_prefill + moves.in_decode,
+                first.saturating_sub(admitted).saturating_sub(transit.in_prefill),
+                last.saturating_sub(first).saturating_sub(transit.in_decode),
+                transit.in_prefill + transit.in_decode,
             ];
             self.times.iter_mut().zip(phases).for_each(|(sum, ns)| *sum += ns);
         }
@@ -298,8 +299,8 @@ impl Count {
         self.series.add(record.at, Sample::of(record, step));
     }
 
-    /// The report of a run of `now` nanoseconds. The pair
-    /// is the preset and the KV capacity of each replica.
+    /// The report of a run of `now` nanoseconds. The pair is the preset and the KV capacity of each
+    /// replica.
     pub(crate) fn report(
         &self,
         now: u64,
@@ -329,9 +330,9 @@ impl Count {
         report.time_of_replicas =
             RoleTime::by_role(replicas.iter().map(|replica| (replica.role, replica.time)));
         report.replicas = if replicas.len() > 1 { replicas } else { Vec::new() };
-        let [queue, prefill, decode, moves] =
+        let [queue, prefill, decode, between_replicas] =
             self.times.map(|ns| per(ns as f64 / 1e6, self.e2e.percentiles().count as f64));
-        report.request_times_ms = RequestTimes { queue, prefill, decode, moves };
+        report.request_times_ms = RequestTimes { queue, prefill, decode, between_replicas };
         report.bandwidth_used = per(totals.bytes, busy * preset.machine.bandwidth.value);
         report.arithmetic_used = per(totals.operations, busy * preset.machine.operations().value);
         report.padding = per(self.padded as f64, (self.padded + self.read) as f64);
@@ -380,8 +381,9 @@ impl Report {
             ("of bandwidth", percent(self.bandwidth_used)),
             ("of arithmetic", percent(self.arithmetic_used)),
         ];
-        if self.request_times_ms.moves > 0.0 {
-            numbers.push(("between replicas", format!("{} ms", three_digits(self.request_times_ms.moves))));
+        let between_replicas = self.request_times_ms.between_replicas;
+        if between_replicas > 0.0 {
+            numbers.push(("between replicas", format!("{} ms", three_digits(between_replicas))));
         }
         if self.padding > 0.0 {
             numbers.push(("padding", percent(self.padding)));

@@ -1,19 +1,19 @@
 //! `StepAccount`: divides the time of a replica's steps by cause.
 //!
-//! A step's time without collectives is divided among its rows ([`StepTimes`]). The positions that a
-//! prefill row feeds are divided by the first cause that holds:
+//! A step's time without collectives is divided among its rows ([`StepBreakdown`]). Each token that
+//! a prefill row feeds counts for the first cause that applies to its position:
 //!
-//! 1. below what the run has computed before: after a preemption;
-//! 2. below what earlier runs of the request had: after a failure or a hand-off;
-//! 3. below what any replica had computed when the request arrived: a lost prefix;
-//! 4. else prefill.
+//! 1. This run of the request has computed it before: recomputation after a preemption.
+//! 2. An earlier run of the request had computed it: recomputation after a failure or a hand-off.
+//! 3. Any replica had computed it before the request arrived: a lost prefix.
+//! 4. Otherwise: prefill.
 
-use crate::sim::time_use::TimeUse;
+use crate::sim::time_breakdown::TimeBreakdown;
 use kvasir_engine::RequestId;
 use kvasir_exec::{RowKind, Step};
-use kvasir_sim::{Preset, StepTimes};
+use kvasir_sim::{Preset, StepBreakdown};
 
-/// Why a run of a request computes tokens that earlier runs had.
+/// Why the earlier run of a request ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MoveCause {
     #[default]
@@ -21,13 +21,13 @@ pub(crate) enum MoveCause {
     HandOff,
 }
 
-/// What was computed of a request before its run on this replica.
+/// Number of leading tokens of a request that were computed before its run on this replica.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ComputedBefore {
-    /// Leading prompt tokens that any replica had computed when the request arrived.
-    pub(crate) known: u32,
-    /// Tokens that earlier runs of the request had.
-    pub(crate) moved: u32,
+    /// Prompt tokens that any replica had computed when the request arrived.
+    pub(crate) by_any_replica: u32,
+    /// Prompt and output tokens of the request when its last run ended.
+    pub(crate) by_earlier_runs: u32,
     pub(crate) cause: MoveCause,
 }
 
@@ -35,25 +35,32 @@ pub(crate) struct ComputedBefore {
 #[derive(Debug)]
 pub(crate) struct StepAccount {
     preset: Preset,
-    times: StepTimes,
-    pub(crate) spent: TimeUse,
-    /// By the request's index in the core: what was computed before, and the tokens that the run has
-    /// computed.
-    runs: Vec<(ComputedBefore, u32)>,
+    step: StepBreakdown,
+    pub(crate) times: TimeBreakdown,
+    /// By the request's index in the core.
+    runs: Vec<RunProgress>,
+}
+
+/// Progress of a request's run.
+#[derive(Clone, Copy, Debug, Default)]
+struct RunProgress {
+    before: ComputedBefore,
+    /// Tokens that this run has computed.
+    computed: u32,
 }
 
 impl StepAccount {
     pub(crate) fn new(preset: Preset) -> Self {
-        Self { preset, times: StepTimes::default(), spent: TimeUse::default(), runs: Vec::new() }
+        Self { preset, step: StepBreakdown::default(), times: TimeBreakdown::default(), runs: Vec::new() }
     }
 
     /// Begins the run of a request.
     pub(crate) fn begin(&mut self, id: RequestId, before: ComputedBefore) {
         let at = id.index() as usize;
         if self.runs.len() <= at {
-            self.runs.resize(at + 1, Default::default());
+            self.runs.resize(at + 1, RunProgress::default());
         }
-        self.runs[at] = (before, 0);
+        self.runs[at] = RunProgress { before, computed: 0 };
     }
 
     /// Adds a completed step.
@@ -61,36 +68,34 @@ impl StepAccount {
         if step.batch.is_dummy() {
             return;
         }
-        self.times.measure(&self.preset, step);
-        let collectives = self.times.collectives.min(step.output.device_ns as f64);
+        self.step.attribute(&self.preset, step);
+        let collectives = self.step.collectives_ns.min(step.output.device_ns as f64);
         let computing = step.output.device_ns as f64 - collectives;
-        self.spent.collectives += collectives;
-        self.spent.drafts += step.output.draft_ns as f64;
-        for (row, share) in step.batch.rows.iter().zip(&self.times.rows) {
+        self.times.collectives += collectives;
+        self.times.drafts += step.output.draft_ns as f64;
+        for (row, share) in step.batch.rows.iter().zip(&self.step.row_shares) {
             let (ns, from) = (computing * share, row.context_len.saturating_sub(row.tokens.len));
-            let Some((before, computed)) = self.runs.get_mut(RequestId(row.request).index() as usize) else {
-                continue;
-            };
+            let Some(run) = self.runs.get_mut(RequestId(row.request).index() as usize) else { continue };
             if row.kind == RowKind::Prefill {
                 let per_token = ns / f64::from(row.tokens.len.max(1));
                 let mut at = from;
-                // Tokens of the row below a bound that no earlier bound has counted.
+                // Time of the row's tokens below a bound, without those below an earlier bound.
                 let mut below = |bound: u32| {
                     let end = bound.clamp(at, row.context_len);
                     per_token * f64::from(end - std::mem::replace(&mut at, end))
                 };
-                self.spent.after_preemption += below(*computed);
-                let moved = below(before.moved);
-                match before.cause {
-                    MoveCause::Failure => self.spent.after_failure += moved,
-                    MoveCause::HandOff => self.spent.after_hand_off += moved,
+                self.times.after_preemption += below(run.computed);
+                let earlier = below(run.before.by_earlier_runs);
+                match run.before.cause {
+                    MoveCause::Failure => self.times.after_failure += earlier,
+                    MoveCause::HandOff => self.times.after_hand_off += earlier,
                 }
-                self.spent.lost_prefixes += below(before.known);
-                self.spent.prefill += below(u32::MAX);
+                self.times.lost_prefixes += below(run.before.by_any_replica);
+                self.times.prefill += below(u32::MAX);
             } else {
-                self.spent.decode += ns;
+                self.times.decode += ns;
             }
-            *computed = (*computed).max(row.context_len.saturating_sub(row.drafts.count));
+            run.computed = run.computed.max(row.context_len.saturating_sub(row.drafts.count));
         }
     }
 }

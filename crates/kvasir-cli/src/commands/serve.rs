@@ -149,7 +149,7 @@ impl Args {
             1 => computes,
             ranks => format!("{computes} and {ranks} ranks"),
         };
-        let computes = if self.fleet.shares_experts() {
+        let computes = if self.fleet.expert_parallel() {
             format!("{computes} and a part of the experts")
         } else {
             computes
@@ -203,7 +203,7 @@ impl Args {
         rule(self.fleet.ranks() == 1 || !self.model.compute().is_simulated(), || {
             "--tp cannot be combined with --backend sim: it has no weights to divide".into()
         })?;
-        rule(!self.fleet.shares_experts() || !self.model.compute().is_simulated(), || {
+        rule(!self.fleet.expert_parallel() || !self.model.compute().is_simulated(), || {
             "--ep on cannot be combined with --backend sim: it has no experts".into()
         })?;
         self.kv_events.check(self.fleet.replicas().unwrap_or(1))?;
@@ -365,8 +365,8 @@ impl Args {
             Some(_) => {
                 let command = worker::command(line.arguments)?;
                 let (roles, ranks, route) = (self.fleet.roles(), self.fleet.ranks(), self.fleet.route());
-                let shares_experts = self.fleet.shares_experts();
-                let fleet = FleetStart { roles, ranks, shares_experts, route, command };
+                let expert_parallel = self.fleet.expert_parallel();
+                let fleet = FleetStart { roles, ranks, expert_parallel, route, command };
                 Started::fleet(&self.model, name, sampling_args, &options, fleet, service)?
             }
         };

@@ -241,20 +241,20 @@ impl Args {
 
         let build = |index: u32| self.replica(&resolved, preset, draft.as_ref(), index);
         let fleet = (0..replicas).map(build).collect::<Result<Vec<_>, _>>()?;
-        let failures = self.fleet.failures().map(|rate| Failures {
-            mean_seconds: rate.mtbf,
-            restart_seconds: rate.restart,
+        let failures = self.fleet.failures().map(|failures| Failures {
+            mtbf_seconds: failures.mtbf,
+            restart_seconds: failures.restart,
             rebuild: Box::new(|index| build(index as u32).ok()),
         });
         let link = preset.machine.links.replicas.filter(|_| !roles.is_empty());
-        let draws_fleet = page.is_some() && replicas > 1;
-        let model = FleetModel { roles, link, failures, records_series: draws_fleet };
+        let records_series = page.is_some() && replicas > 1;
+        let fleet_model = FleetModel { roles, link, failures, records_series };
         let began = Instant::now();
         let bar = progress::bar(workload.total());
         let run = Run {
             replicas: fleet,
             route,
-            fleet: model,
+            fleet: fleet_model,
             workload: &mut *workload,
             window: if page.is_some() { self.html_steps.clone().unwrap_or(0..2000) } else { 0..0 },
             lines: lines.clone(),
@@ -300,7 +300,7 @@ impl Args {
         index: u32,
     ) -> Result<Replica, Failure> {
         let mut core = resolved.core()?;
-        // The report tells lost prefixes by KV events, where the cache has them.
+        // The report counts lost prefixes from KV events, if the cache can record them.
         let events = core.record_kv_events();
         if self.fleet.replicas() > 1 && self.fleet.route() == Route::Prefix {
             events.map_err(|error| {
@@ -396,8 +396,8 @@ impl Args {
                 0 => format!("The run ended with step {total}, before step {first}"),
                 _ => format!("Steps {first} to {} of {total}", header.first + shown),
             };
-            let of = if finished.report.replicas.is_empty() { "" } else { " of replica 0" };
-            let note = format!("{steps}{of}; plots and figures are of the whole run.");
+            let of_replica = if finished.report.replicas.is_empty() { "" } else { " of replica 0" };
+            let note = format!("{steps}{of_replica}; plots and figures are of the whole run.");
             if let Some(notes) = header.setup.get_mut("notes").and_then(|notes| notes.as_array_mut()) {
                 notes.push(note.into());
             }

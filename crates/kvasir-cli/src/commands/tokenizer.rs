@@ -21,19 +21,19 @@ pub(crate) struct Args {
     arguments: Vec<OsString>,
 }
 
-/// The command that starts `processes` tokenizers of a `serve` with these arguments.
+/// How to start `processes` tokenizer processes of a server with these command-line arguments.
 pub(crate) fn command(processes: usize, arguments: Vec<OsString>) -> Result<TokenizerStart, Failure> {
     let program = env::current_exe().map_err(Failure::failed)?;
     let arguments = Box::new(move |tokenizer: u32, generation: u32| {
-        let own = ["tokenizer".into(), "--tokenizer".into(), tokenizer.to_string().into()];
+        let index = ["tokenizer".into(), "--tokenizer".into(), tokenizer.to_string().into()];
         let generation = ["--generation".into(), generation.to_string().into(), "--".into()];
-        own.into_iter().chain(generation).chain(arguments.iter().cloned()).collect()
+        index.into_iter().chain(generation).chain(arguments.iter().cloned()).collect()
     });
     Ok(TokenizerStart { processes, program, arguments })
 }
 
 impl Args {
-    /// Runs the jobs of the server process until that ends.
+    /// Runs jobs of the server process until the server ends.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
         die_with_parent().map_err(Failure::failed)?;
         let Command::Serve(serve) = (line.parse)(self.arguments)? else {
@@ -44,7 +44,7 @@ impl Args {
         };
         let (model, _, sampling_args, _) = serve.for_worker();
         let opened = model.open()?;
-        // Nothing that a tokenizer does depends on the context length or the backend.
+        // Tokenization depends neither on the context length nor on the backend.
         let chat = build_model(String::new(), &opened, false, &sampling_args, None, 0)?.chat;
         let identity = tokenizer_identity(&opened, &chat);
         let Self { tokenizer, generation, .. } = self;

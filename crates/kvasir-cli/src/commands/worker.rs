@@ -11,9 +11,10 @@ use kvasir::{LoadedModel, OpenedModel};
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Role, Route, StepSource};
 use kvasir_fleet::{
-    CommandLog, Facts, GroupConfig, Identity, RankCommand, RankGroup, ReplicaConfig, ReplicaMember,
+    CommandLog, ExpertGroupConfig, ExpertGroupMember, Facts, GroupConfig, Identity, RankCommand, RankGroup,
     WorkerCommand, WorkerConfig, WorkerStart, die_with_parent, run_worker,
 };
+use kvasir_program::DispatchShape;
 use kvasir_serve::{StepFeed, Visibility, metrics::EngineMetrics};
 use std::{
     env,
@@ -43,7 +44,7 @@ pub(crate) struct Args {
     /// Inherited descriptor of the packed file
     #[arg(long)]
     packed_weights: Option<i32>,
-    /// Inherited descriptor of the memory of replicas that share experts
+    /// Inherited descriptor of the shared memory of expert-parallel replicas
     #[arg(long)]
     experts_memory: Option<i32>,
     /// Arguments of the server, its name first
@@ -87,19 +88,21 @@ fn start_ranks(
     RankGroup::start(GroupConfig { ranks, command, identity, on_lost }).map_err(Failure::failed)
 }
 
-/// Keeps the experts of one of `engines` replicas, and opens the memory in which they exchange rows.
-fn share_experts(
+/// Reduces a model to the experts of `replica`, one of `engines`, and opens the shared memory in
+/// which the replicas exchange rows.
+fn join_expert_group(
     opened: OpenedModel,
     descriptor: i32,
     replica: u32,
     engines: u32,
-) -> Result<(OpenedModel, Arc<ReplicaMember>), Failure> {
+) -> Result<(OpenedModel, Arc<ExpertGroupMember>), Failure> {
     let (replica, replicas) = (replica as usize, engines as usize);
     // The front has checked that the experts can be divided.
     let opened = opened.for_replica(replica, replicas)?;
-    let row = opened.model.target.exchanged_row();
-    let (width, chosen) = row.ok_or_else(|| Failure::failed("the model has no experts to share"))?;
-    let member = ReplicaMember::open(&ReplicaConfig { descriptor, replica, replicas, width, chosen });
+    let shape = opened.model.target.dispatch_shape();
+    let DispatchShape { width, top_k } =
+        shape.ok_or_else(|| Failure::failed("the model has no experts to divide among the engines"))?;
+    let member = ExpertGroupMember::open(&ExpertGroupConfig { descriptor, replica, replicas, width, top_k });
     Ok((opened, Arc::new(member.map_err(Failure::failed)?)))
 }
 
@@ -124,7 +127,7 @@ impl Args {
         let opened = share_packed(opened, self.packed_weights, &identity, &process);
         let (opened, member) = match self.experts_memory {
             Some(descriptor) => {
-                let (opened, member) = share_experts(opened, descriptor, self.replica, engines)?;
+                let (opened, member) = join_expert_group(opened, descriptor, self.replica, engines)?;
                 (opened, Some(member))
             }
             None => (opened, None),

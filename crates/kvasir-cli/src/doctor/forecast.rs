@@ -168,7 +168,7 @@ fn attention_operations(target: &Program, tokens: f64) -> f64 {
 /// Share of the experts that a token activates.
 pub(super) fn chosen_experts(target: &Program) -> f64 {
     let share = target.ops.iter().find_map(|op| match op {
-        Op::Mixture { .. } => Some(target.chosen(op) as f64 / target.routed_experts(op).max(1) as f64),
+        Op::Mixture { .. } => Some(target.top_k(op) as f64 / target.routed_experts(op).max(1) as f64),
         _ => None,
     });
     share.unwrap_or(1.0)

@@ -1,6 +1,6 @@
 //! Options of `serve` for several processes: the number of workers (data parallelism), their roles,
-//! the ranks of each (tensor parallelism), whether they share experts (expert parallelism), the
-//! routing policy, and the tokenizer processes.
+//! the ranks of each (tensor parallelism), whether experts are divided among them (expert
+//! parallelism), the routing policy, and the tokenizer processes.
 
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
@@ -27,10 +27,10 @@ pub(crate) struct FleetArgs {
     /// With --tp: rank 0 schedules and sends each step (`steps`), or every rank schedules the same requests, and hashes of the steps are compared (`requests`) [default: steps]
     #[arg(long, value_enum, env = "KVASIR_RANK_CONTROL", value_name = "BY")]
     rank_control: Option<RankControlMode>,
-    /// With --dp, for mixtures of experts: each engine holds a part of the experts, and all run their steps together (expert parallelism) [default: off]
+    /// With --dp, for MoE models: each engine holds a part of the experts, and all run their steps in lockstep (expert parallelism) [default: off]
     #[arg(long, env = "KVASIR_EP", value_name = "on|off", value_parser = word::<Switch>)]
     ep: Option<Switch>,
-    /// With --ep on: an engine that decodes admits prompts when the other engines have prompts, too [default: off]
+    /// With --ep on: an engine that is decoding delays its prompts until the other engines also have prompts [default: off]
     #[arg(long, env = "KVASIR_PREFILL_COALESCING", value_name = "on|off", value_parser = word::<Switch>)]
     prefill_coalescing: Option<Switch>,
     /// With --dp: the engine that gets a request: round-robin, least-requests, least-tokens, prefix (the one that holds most of the prompt) or session [default: prefix]
@@ -56,16 +56,19 @@ impl FleetArgs {
         self.tp.unwrap_or(1) as usize
     }
 
-    /// Whether the engines share the experts of the model.
-    pub(crate) fn shares_experts(&self) -> bool {
+    /// Whether the experts of the model are divided among the engines.
+    pub(crate) fn expert_parallel(&self) -> bool {
         self.ep.is_some_and(Switch::is_on)
     }
 
-    /// The rules by which engines that share experts coalesce prefills, for steps of up to `tokens`
-    /// tokens.
-    pub(crate) fn coalescing(&self, tokens: u32) -> Option<Coalescing> {
+    /// Settings of prefill coalescing for steps of up to `max_num_batched_tokens` tokens; `None` if
+    /// it is off.
+    pub(crate) fn coalescing(&self, max_num_batched_tokens: u32) -> Option<Coalescing> {
         let is_on = self.prefill_coalescing.is_some_and(Switch::is_on);
-        is_on.then(|| Coalescing { max_num_batched_tokens: tokens.into(), ..Coalescing::default() })
+        is_on.then(|| Coalescing {
+            max_num_batched_tokens: max_num_batched_tokens.into(),
+            ..Coalescing::default()
+        })
     }
 
     /// The control mode of the ranks; `steps` by default.
@@ -132,17 +135,17 @@ impl FleetArgs {
     }
 
     fn check_experts(&self) -> Result<(), Failure> {
-        rule(self.shares_experts() || self.prefill_coalescing.is_none(), || {
-            "--prefill-coalescing needs --ep on: without it engines run their steps by themselves".into()
+        rule(self.expert_parallel() || self.prefill_coalescing.is_none(), || {
+            "--prefill-coalescing needs --ep on: without it engines do not run their steps together".into()
         })?;
-        if !self.shares_experts() {
+        if !self.expert_parallel() {
             return Ok(());
         }
         rule(self.dp.is_some_and(|engines| engines > 1), || {
-            "--ep on needs --dp N with at least 2 engines: they share the experts".into()
+            "--ep on needs --dp N with at least 2 engines: the experts are divided among them".into()
         })?;
         rule(self.ranks() == 1, || {
-            "--ep on cannot be combined with --tp: the ranks of an engine share its experts already".into()
+            "--ep on cannot be combined with --tp: the ranks of an engine already divide its experts".into()
         })?;
         rule(self.role.is_empty(), || {
             "--ep on cannot be combined with --role: all engines take part in every step".into()

@@ -42,7 +42,7 @@ struct MachineFile {
     links: LinkTables,
 }
 
-/// Links by class.
+/// The tables `links.ranks` and `links.replicas`.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LinkTables {
@@ -91,18 +91,18 @@ pub(crate) fn read(path: &Path, weights: Option<WeightType>) -> Result<Machine, 
 fn parsed(text: &str) -> Result<MachineFile, String> {
     toml::from_str(text).map_err(|error| {
         let why = error.message().trim().replace("expected f64", "expected a number");
-        let place = error.span().map_or_else(String::new, |span| place(text, span.start));
+        let location = error.span().map_or_else(String::new, |span| location(text, span.start));
         let at = error.span().filter(|_| why.starts_with("invalid type"));
         match at.and_then(|span| key_before(text, span.start)) {
-            Some(key) => format!("{place}`{key}`: {why}"),
-            None => format!("{place}{why}"),
+            Some(key) => format!("{location}`{key}`: {why}"),
+            None => format!("{location}{why}"),
         }
     })
 }
 
-/// Line and column of a byte, as the beginning of an error.
-fn place(text: &str, at: usize) -> String {
-    let before = text.get(..at).unwrap_or(text);
+/// Line and column of the byte at `offset`, as the prefix of an error message.
+fn location(text: &str, offset: usize) -> String {
+    let before = text.get(..offset).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count()) + 1;
     format!("line {line}, column {column}: ")
@@ -142,12 +142,12 @@ impl MachineFile {
     fn machine(self, text: &str, name: String, weights: Option<WeightType>) -> Result<Machine, String> {
         let source = self.source.map_or(Source::User, |source| Source::Published(source.leak()));
         let figure = |what: &str, value: Spanned<f64>, Bounds { unit, least, most }: Bounds| {
-            let (place, value) = (place(text, value.span().start), value.into_inner());
+            let (location, value) = (location(text, value.span().start), value.into_inner());
             if (least..=most).contains(&value) {
                 Ok(Figure { value, source })
             } else {
                 let [value, least, most] = [value, least, most].map(short);
-                Err(format!("{place}`{what}` is {value}; it is in {unit}, from {least} to {most}"))
+                Err(format!("{location}`{what}` is {value}; it is in {unit}, from {least} to {most}"))
             }
         };
         let peak = |what, value: Option<Spanned<f64>>| {
@@ -180,10 +180,10 @@ impl MachineFile {
         };
         let link = |class: &str, table: Option<Spanned<LinkTable>>| {
             let Some(table) = table else { return Ok(None) };
-            let place = place(text, table.span().start);
+            let location = location(text, table.span().start);
             let LinkTable { bandwidth, latency } = table.into_inner();
-            let link =
-                checked_link(bandwidth, latency).map_err(|why| format!("{place}`links.{class}`: {why}"))?;
+            let link = checked_link(bandwidth, latency)
+                .map_err(|why| format!("{location}`links.{class}`: {why}"))?;
             let figure = |figure: Figure| Figure { source, ..figure };
             Ok::<_, String>(Some(Link { bandwidth: figure(link.bandwidth), latency: figure(link.latency) }))
         };

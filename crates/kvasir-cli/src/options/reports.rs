@@ -80,11 +80,11 @@ pub(crate) fn log(reports: &Reports, level: Level, message: &str, fields: Vec<(&
     }
 }
 
-/// Writes the lines of a fleet's processes to the log.
-pub(crate) fn log_of_processes(reports: &Arc<Reports>) -> OnLog {
+/// A callback that writes messages about worker or tokenizer processes to the log.
+pub(crate) fn process_logger(reports: &Arc<Reports>) -> OnLog {
     let reports = reports.clone();
-    Box::new(move |is_warning, line| {
+    Box::new(move |is_warning, message| {
         let level = if is_warning { Level::Warn } else { Level::Info };
-        log(&reports, level, line, Vec::new());
+        log(&reports, level, message, Vec::new());
     })
 }

@@ -1,4 +1,4 @@
-//! [`ReadyEngine`]: an engine with its loaded model, in the server's process, a worker or rank 0.
+//! [`ReadyEngine`]: loads a model and builds its engine, in the server's process or in a worker.
 
 use crate::io::failure::Failure;
 use crate::options::model::ModelArgs;
@@ -9,7 +9,7 @@ use kvasir::{
 };
 use kvasir_engine::{Engine, Route};
 use kvasir_exec::{RankControl, Ranks};
-use kvasir_fleet::{RankGroup, ReplicaMember, StepBroadcast, StepHashes};
+use kvasir_fleet::{ExpertGroupMember, RankGroup, StepBroadcast, StepHashes};
 use kvasir_serve::http::{PublishedStreams, RankConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -24,12 +24,13 @@ pub(crate) struct Leader<'a> {
 
 /// The other processes that compute the steps of an engine.
 pub(crate) enum Peers<'a> {
-    /// None: the engine computes alone.
+    /// The engine computes alone.
     None,
     /// The other ranks of its tensor-parallel group.
     Ranks(Leader<'a>),
-    /// The replicas with which it shares the experts. The opened model must be divided already.
-    Experts(Arc<ReplicaMember>),
+    /// The other replicas of its expert-parallel group. The opened model must have only the experts
+    /// of this replica.
+    Experts(Arc<ExpertGroupMember>),
 }
 
 /// An engine that is ready to serve, with its loaded model, facts and setup.
@@ -100,7 +101,7 @@ impl ReadyEngine {
             }
             Peers::Experts(member) => {
                 let (exchange, control) = (Arc::clone(member) as Arc<_>, member.control());
-                model.load_opened(opened)?.sharing_experts(ExpertReplica { exchange, control })
+                model.load_opened(opened)?.with_expert_parallelism(ExpertReplica { exchange, control })
             }
             Peers::None => model.load_opened(opened)?,
         };

@@ -1,7 +1,7 @@
 //! Starts the tokenizer processes of a server.
 
 use crate::io::failure::Failure;
-use crate::options::reports::log_of_processes;
+use crate::options::reports::process_logger;
 use kvasir::OpenedModel;
 use kvasir_chat::ChatModel;
 use kvasir_fleet::{Identity, TokenizerArguments, TokenizerConfig, TokenizerPool};
@@ -15,25 +15,8 @@ pub(crate) struct TokenizerStart {
     pub(crate) arguments: TokenizerArguments,
 }
 
-impl TokenizerStart {
-    /// Starts the processes, which tokenize for `served` from then on.
-    fn start(
-        self,
-        opened: &OpenedModel,
-        served: Model,
-        reports: &Arc<Reports>,
-    ) -> Result<(Model, TokenizerPool), Failure> {
-        let Self { processes, program, arguments } = self;
-        let identity = tokenizer_identity(opened, &served.chat);
-        let on_log = log_of_processes(reports);
-        let config = TokenizerConfig { processes, program, arguments, identity, on_log };
-        let pool = TokenizerPool::start(config).map_err(Failure::failed)?;
-        Ok((served.with_remote_tokenizer(Arc::new(pool.client())), pool))
-    }
-}
-
 /// Identity that the server process compares with that of a tokenizer process: version, model, and
-/// all that its results depend on.
+/// the options that its results depend on.
 pub(crate) fn tokenizer_identity(opened: &OpenedModel, chat: &ChatModel) -> Identity {
     Identity {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -42,13 +25,17 @@ pub(crate) fn tokenizer_identity(opened: &OpenedModel, chat: &ChatModel) -> Iden
     }
 }
 
-/// Starts the tokenizer processes, if any, for `served`.
+/// Starts the tokenizer processes, if any. The model that is returned tokenizes in them.
 pub(super) fn start_tokenizers(
     start: Option<TokenizerStart>,
     opened: &OpenedModel,
     served: Model,
     reports: &Arc<Reports>,
 ) -> Result<(Model, Option<TokenizerPool>), Failure> {
-    let Some(start) = start else { return Ok((served, None)) };
-    start.start(opened, served, reports).map(|(served, pool)| (served, Some(pool)))
+    let Some(TokenizerStart { processes, program, arguments }) = start else { return Ok((served, None)) };
+    let identity = tokenizer_identity(opened, &served.chat);
+    let on_log = process_logger(reports);
+    let config = TokenizerConfig { processes, program, arguments, identity, on_log };
+    let pool = TokenizerPool::start(config).map_err(Failure::failed)?;
+    Ok((served.with_remote_tokenizer(Arc::new(pool.client())), Some(pool)))
 }

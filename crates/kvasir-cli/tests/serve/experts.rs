@@ -1,6 +1,7 @@
-//! `kvasir serve --dp N --ep on`: engines that share experts give the answers of one process, to the
-//! bit, also when workers are killed or restarted. They hold a part of the experts each, run dummy
-//! steps for each other, and use no processor time while all are idle.
+//! `kvasir serve --dp N --ep on`: log-probabilities of expert-parallel engines are bit-identical to
+//! those of one process, and answers equal those of one process, also when workers are killed or
+//! restarted. Engines without work run dummy steps. While all engines are idle, they use no
+//! processor time.
 
 use super::fleet::{Fleet, answer_all, request, signal};
 use super::server::{COMPLETIONS, JSON, Server, model_of};
@@ -14,16 +15,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-const ONE: [&str; 4] = ["--threads", "1", "--max-model-len", "512"];
-const TWO: [&str; 8] = ["--dp", "2", "--ep", "on", "--threads", "1", "--max-model-len", "512"];
+const ONE_PROCESS: [&str; 4] = ["--threads", "1", "--max-model-len", "512"];
+const TWO_ENGINES: [&str; 8] = ["--dp", "2", "--ep", "on", "--threads", "1", "--max-model-len", "512"];
 
 fn serve(name: &str, checkpoint: &str, base: &[&str], more: &[&str]) -> Server {
     Server::of_model(model_of(name, checkpoint), &[base, more].concat(), &[])
 }
 
-/// The log-probabilities of prompts and answers, as they were sent.
+/// JSON text of the answers to 24 concurrent requests, with log-probabilities.
 fn log_probabilities(server: &Server) -> Vec<String> {
-    let ask = |number: u64| {
+    let complete = |number: u64| {
         let mut random = Random::new(number);
         let words = |random: &mut Random| {
             (0..random.between(1, 60)).map(|_| format!("w{} ", random.below(40))).collect()
@@ -37,23 +38,23 @@ fn log_probabilities(server: &Server) -> Vec<String> {
         answer["choices"].to_string()
     };
     thread::scope(|scope| {
-        let running: Vec<_> = (0..24).map(|number| scope.spawn(move || ask(number))).collect();
-        running.into_iter().map(|thread| thread.join().unwrap()).collect()
+        let threads: Vec<_> = (0..24).map(|number| scope.spawn(move || complete(number))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
 #[test]
-fn log_probabilities_equal_those_of_one_process_to_the_bit() {
+fn log_probabilities_are_bit_identical_to_those_of_one_process() {
     for checkpoint in ["mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss_mxfp4"] {
-        let expected = log_probabilities(&serve("experts-one", checkpoint, &ONE, &[]));
+        let expected = log_probabilities(&serve("experts-one", checkpoint, &ONE_PROCESS, &[]));
         for (dp, more) in [("2", &["--ep", "on"][..]), ("3", &["--ep", "on"]), ("2", &[])] {
-            let server = serve("experts-bits", checkpoint, &ONE, &[&["--dp", dp], more].concat());
+            let server = serve("experts-bits", checkpoint, &ONE_PROCESS, &[&["--dp", dp], more].concat());
             assert_eq!(log_probabilities(&server), expected, "{checkpoint} --dp {dp} {more:?}");
         }
     }
     let plain = |more: &[&str]| {
         let options = [&["--backend", "plain"], more].concat();
-        log_probabilities(&serve("experts-plain", "mixtral", &ONE[2..], &options))
+        log_probabilities(&serve("experts-plain", "mixtral", &ONE_PROCESS[2..], &options))
     };
     assert_eq!(plain(&["--dp", "2", "--ep", "on"]), plain(&[]));
 }
@@ -69,7 +70,7 @@ fn answers_are_equal_under_every_configuration() {
         }
         answers
     };
-    let expected = answers("qwen3_moe", &ONE, &[]);
+    let expected = answers("qwen3_moe", &ONE_PROCESS, &[]);
     let configurations: [&[&str]; 10] = [
         &["--spec", "suffix"],
         &["--cache", "cells"],
@@ -83,18 +84,18 @@ fn answers_are_equal_under_every_configuration() {
         &["--max-num-batched-tokens", "32", "--max-num-seqs", "3", "--prefill-coalescing", "on"],
     ];
     for options in configurations {
-        assert_eq!(answers("qwen3_moe", &TWO, options), expected, "{options:?}");
+        assert_eq!(answers("qwen3_moe", &TWO_ENGINES, options), expected, "{options:?}");
     }
-    // The draft model, a layer with experts, is complete on each engine.
-    let expected = answers("glm4_moe", &ONE, &[]);
-    assert_eq!(answers("glm4_moe", &TWO, &["--spec", "mtp:1"]), expected);
+    // The draft model has experts, and each engine has all of them.
+    let expected = answers("glm4_moe", &ONE_PROCESS, &[]);
+    assert_eq!(answers("glm4_moe", &TWO_ENGINES, &["--spec", "mtp:1"]), expected);
 }
 
 #[test]
 fn killing_workers_changes_no_answer() {
     let requests: Vec<_> = (0..64).map(|number| request(number, 100)).collect();
-    let expected = answer_all(&serve("experts-alone", "mixtral", &ONE, &[]), &requests, |_| {});
-    let fleet = Fleet { server: serve("experts-killed", "mixtral", &TWO, &[]) };
+    let expected = answer_all(&serve("experts-alone", "mixtral", &ONE_PROCESS, &[]), &requests, |_| {});
+    let fleet = Fleet { server: serve("experts-killed", "mixtral", &TWO_ENGINES, &[]) };
     for process in fleet.processes() {
         let command = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap();
         assert!(command.split('\0').any(|argument| argument == "--experts-memory"), "{command}");
@@ -105,7 +106,7 @@ fn killing_workers_changes_no_answer() {
 #[test]
 fn drained_and_restarted_engines_change_no_answer() {
     let requests: Vec<_> = (0..64).map(|number| request(number, 100)).collect();
-    let fleet = Fleet { server: serve("experts-drained", "deepseek_v3", &TWO, &[]) };
+    let fleet = Fleet { server: serve("experts-drained", "deepseek_v3", &TWO_ENGINES, &[]) };
     let expected = answer_all(&fleet.server, &requests, |_| {});
     let got = answer_all(&fleet.server, &requests, |_| {
         thread::sleep(Duration::from_millis(200));
@@ -122,22 +123,23 @@ fn drained_and_restarted_engines_change_no_answer() {
 }
 
 #[test]
-fn a_stopped_worker_is_replaced_with_its_group() {
+fn a_suspended_worker_restarts_its_group() {
     let requests: Vec<_> = (0..8).map(|number| request(number, 60)).collect();
-    let fleet = Fleet { server: serve("experts-stopped", "mixtral", &TWO, &["--step-timeout", "3"]) };
+    let fleet =
+        Fleet { server: serve("experts-suspended", "mixtral", &TWO_ENGINES, &["--step-timeout", "3"]) };
     let expected = answer_all(&fleet.server, &requests, |_| {});
     let got = answer_all(&fleet.server, &requests, |_| signal(fleet.processes()[1], "-STOP"));
     assert_eq!(got, expected);
     fleet.wait_until("restarted", |replicas| replicas.iter().all(|replica| replica["restarts"] == 1));
 }
 
-/// Live steps of an engine until `enough`.
-fn steps(server: &Server, replica: usize, enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+/// Reads live steps of an engine until `is_enough` holds.
+fn read_steps(server: &Server, replica: usize, is_enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
     let mut stream = server.connect();
     write!(stream, "GET /v1/engine/steps?replica={replica} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .unwrap();
     let (mut steps, mut lines) = (Vec::new(), BufReader::new(stream).lines());
-    while !enough(&steps) {
+    while !is_enough(&steps) {
         let line = lines.next().unwrap().unwrap();
         let Some(event) = line.strip_prefix("data: ") else { continue };
         let event: Value = serde_json::from_str(event).unwrap();
@@ -148,19 +150,19 @@ fn steps(server: &Server, replica: usize, enough: impl Fn(&[Value]) -> bool) -> 
 
 #[test]
 fn traces_show_the_tokens_of_all_engines_and_dummy_steps() {
-    let fleet = Fleet { server: serve("experts-traced", "mixtral", &TWO, &["--route", "round-robin"]) };
+    let fleet =
+        Fleet { server: serve("experts-traced", "mixtral", &TWO_ENGINES, &["--route", "round-robin"]) };
     let server = &fleet.server;
-    let has_counts =
+    let has_20_counts =
         |steps: &[Value]| steps.iter().filter(|step| step["num_tokens_across_dp"].is_array()).count() >= 20;
     let (working, idle) = thread::scope(|scope| {
-        let watch = |replica| scope.spawn(move || steps(server, replica, has_counts));
+        let watch = |replica| scope.spawn(move || read_steps(server, replica, has_20_counts));
         let watching = [watch(0), watch(1)];
         thread::sleep(Duration::from_millis(300));
         // One request: only the engine that runs it has tokens.
         let body = json!({"model": "tiny", "prompt": "a b c", "max_tokens": 60, "ignore_eos": true});
         assert_eq!(server.send("POST", COMPLETIONS, JSON, &body.to_string()).0, 200);
-        let watched = watching.map(|thread| thread.join().unwrap());
-        let [first, second] = watched;
+        let [first, second] = watching.map(|thread| thread.join().unwrap());
         if first.iter().any(|step| step["kind"] == "dummy") { (second, first) } else { (first, second) }
     });
     let counts = |steps: &[Value]| -> Vec<Vec<u64>> {
@@ -177,20 +179,27 @@ fn traces_show_the_tokens_of_all_engines_and_dummy_steps() {
     assert!(working.iter().all(|step| step["kind"] != "dummy"));
     fleet.wait_until_idle();
     // An engine without requests sends its counters a second after a dummy step.
-    let dummies = || {
+    let dummy_steps = || {
         let page = server.send("GET", "/metrics", "", "").1;
         let line = page.lines().find(|line| line.starts_with("kvasir:dummy_steps_total{")).unwrap();
         line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
     };
     let begin = Instant::now();
-    while dummies() < 20 {
-        assert!(begin.elapsed() < Duration::from_secs(30), "{} dummy steps are counted", dummies());
+    while dummy_steps() < 20 {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{} dummy steps are counted", dummy_steps());
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Processor time of a process, in clock ticks, and its number of voluntary context switches.
-fn processor_use(process: u64) -> (u64, u64) {
+/// What the threads of a process have used since its start.
+struct ProcessorUse {
+    /// Processor time in clock ticks.
+    ticks: u64,
+    /// Voluntary context switches.
+    switches: u64,
+}
+
+fn processor_use(process: u64) -> ProcessorUse {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     let mut switches = 0;
@@ -199,23 +208,25 @@ fn processor_use(process: u64) -> (u64, u64) {
         let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         switches += line.map_or(0, |count| count.trim().parse::<u64>().unwrap());
     }
-    (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap(), switches)
+    // `utime` and `stime`.
+    let ticks = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    ProcessorUse { ticks, switches }
 }
 
 #[test]
 fn idle_engines_use_no_processor_time() {
-    let fleet = Fleet { server: serve("experts-idle", "mixtral", &TWO, &[]) };
+    let fleet = Fleet { server: serve("experts-idle", "mixtral", &TWO_ENGINES, &[]) };
     answer_all(&fleet.server, &[request(0, 40), request(1, 40)], |_| {});
     fleet.wait_until_idle();
     // The last counters are sent a second after the last request.
     thread::sleep(Duration::from_millis(1500));
-    let before: Vec<_> = fleet.processes().into_iter().map(processor_use).collect();
+    let processes = fleet.processes();
+    assert_eq!(processes.len(), 2);
+    let before: Vec<_> = processes.iter().map(|process| processor_use(*process)).collect();
     thread::sleep(Duration::from_secs(3));
-    for (process, (ticks, switches)) in fleet.processes().into_iter().zip(before) {
-        let (ticks, switches) = {
-            let after = processor_use(process);
-            (after.0 - ticks, after.1 - switches)
-        };
+    for (process, before) in processes.into_iter().zip(before) {
+        let after = processor_use(process);
+        let (ticks, switches) = (after.ticks - before.ticks, after.switches - before.switches);
         assert!(ticks <= 1 && switches < 20, "{ticks} ticks and {switches} switches in 3 s");
     }
 }
@@ -231,7 +242,7 @@ fn invalid_expert_parallel_options_are_errors() {
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    let refused: [(&str, &[&str], &[&str]); 8] = [
+    let cases: [(&str, &[&str], &[&str]); 8] = [
         ("mixtral", &["--ep", "on"], &["--ep on", "--dp"]),
         ("mixtral", &["--ep", "on", "--dp", "1"], &["--ep on", "--dp"]),
         ("mixtral", &["--ep", "on", "--dp", "2", "--tp", "2"], &["--ep on", "--tp"]),
@@ -241,7 +252,7 @@ fn invalid_expert_parallel_options_are_errors() {
         ("qwen3", &["--ep", "on", "--dp", "2"], &["--ep on", "no experts"]),
         ("mixtral", &["--ep", "on", "--dp", "64"], &["--ep on", "experts cannot be divided among 64"]),
     ];
-    for (checkpoint, options, parts) in refused {
+    for (checkpoint, options, parts) in cases {
         let error = error_of(checkpoint, options);
         assert!(parts.iter().all(|part| error.contains(part)), "{options:?}: {error}");
     }

@@ -1,5 +1,5 @@
-//! `kvasir serve --tokenizer-processes`: answers are those of the server's own tokenizer, also when
-//! tokenizer processes are killed or suspended. No process outlives the server.
+//! `kvasir serve --tokenizer-processes`: answers equal those of the server's own tokenizer, also
+//! when tokenizer processes are killed or suspended. No process outlives the server.
 
 use super::fleet::{answer_all, is_running, kill_count, request, signal};
 use super::server::{CHAT, COMPLETIONS, Server, model};
@@ -43,7 +43,7 @@ fn wait_for_exit(processes: &[u64]) {
     }
 }
 
-/// The tiny model with another tokenizer.
+/// The folder of the tiny model, with another tokenizer.
 fn model_with(tokenizer: &str, name: &str) -> PathBuf {
     let folder = model(&format!("tokenizers-{name}"));
     for file in fs::read_dir(paths::tokenizer(tokenizer)).unwrap().map(Result::unwrap) {
@@ -52,7 +52,7 @@ fn model_with(tokenizer: &str, name: &str) -> PathBuf {
     folder
 }
 
-/// A text of words, emoji, accents and spellings of control tokens.
+/// A random text of words, emoji, accents and the texts of control tokens.
 fn text(random: &mut Random) -> String {
     let parts = [
         "hello ",
@@ -70,7 +70,7 @@ fn text(random: &mut Random) -> String {
     (0..random.between(1, 50)).map(|_| random.pick(&parts)).collect()
 }
 
-/// All that a client receives for these requests.
+/// All responses to a fixed set of requests, without random ids and times.
 fn answers(server: &Server, tokenizer: &str) -> Vec<Value> {
     let mut all = Vec::new();
     let tool = json!({"type": "function", "function": {"name": "get", "parameters": {
@@ -82,7 +82,7 @@ fn answers(server: &Server, tokenizer: &str) -> Vec<Value> {
         let ids = tokens.1["tokens"].clone();
         all.push(tokens.1);
         all.push(server.post("/detokenize", &json!({"tokens": ids})).1);
-        // A small model's answers: random tokens, so most characters are split over several.
+        // The tiny model generates random tokens, so most characters are split over several tokens.
         let mut body = json!({"model": "tiny", "seed": seed, "max_tokens": 48, "temperature": 1.3,
             "prompt": text, "logprobs": 2, "echo": seed % 2 == 0});
         body["skip_special_tokens"] = json!(seed % 3 == 0);
@@ -101,13 +101,13 @@ fn answers(server: &Server, tokenizer: &str) -> Vec<Value> {
     for answer in &mut all {
         let Value::Object(fields) = answer else { panic!("{answer}") };
         assert!(!fields.contains_key("error"), "{fields:?}");
-        ["id", "created"].iter().for_each(|name| drop(fields.remove(*name)));
+        fields.remove("created");
         remove_ids(answer);
     }
     all
 }
 
-/// Removes the random ids of tool calls.
+/// Removes the random ids of responses and tool calls.
 fn remove_ids(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -120,7 +120,7 @@ fn remove_ids(value: &mut Value) {
 }
 
 #[test]
-fn answers_are_those_of_the_own_tokenizer() {
+fn answers_equal_those_of_the_servers_own_tokenizer() {
     let options = ["--threads", "1", "--max-model-len", "512"];
     let remote = [&options[..], &["--tokenizer-processes", "2"]].concat();
     for tokenizer in ["qwen", "sp", "llama3", "o200k", "glm", "deepseek"] {
@@ -131,7 +131,7 @@ fn answers_are_those_of_the_own_tokenizer() {
             assert_eq!(own, other, "{tokenizer}");
         }
     }
-    // The vocabulary of a GGUF file, and with engines in processes of their own.
+    // The vocabulary of a GGUF file, with an engine in a worker process.
     let gguf = |options: &[&str]| {
         let folder = super::fleet::converted("tokenizers-gguf", "q8_0");
         answers(&Server::of_model(folder, options, &[]), "qwen")
@@ -171,9 +171,9 @@ fn killing_tokenizer_processes_changes_no_answer() {
     assert!(page.contains("kvasir:tokenizer_ready{model_name=\"tiny\",tokenizer=\"1\"} 1"), "{page}");
 }
 
-/// With one process, nothing is tokenized while it is suspended.
+/// With a single tokenizer process, nothing is tokenized while it is suspended.
 #[test]
-fn suspending_a_tokenizer_process_delays_answers() {
+fn suspending_a_tokenizer_process_changes_no_answer() {
     let requests: Vec<_> = (0..32).map(|number| request(number, 60)).collect();
     let options = ["--threads", "1", "--max-model-len", "512", "--tokenizer-processes", "1"];
     let server = Server::start("tokenizers-suspended", &options);
@@ -186,7 +186,7 @@ fn suspending_a_tokenizer_process_delays_answers() {
     });
     assert_eq!(got, expected);
     assert_eq!(processes(&server), [process]);
-    // One that stays suspended is killed.
+    // A process that stays suspended is killed.
     let got = answer_all(&server, &requests, |_| signal(process, "-STOP"));
     assert_eq!(got, expected);
     let status = status(&server);

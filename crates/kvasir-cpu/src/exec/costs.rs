@@ -24,7 +24,7 @@ impl CpuModel {
             match weights {
                 OpWeights::Experts { .. } => {
                     let idle =
-                        1.0 - self.program.chosen(op) as f64 / self.program.routed_experts(op).max(1) as f64;
+                        1.0 - self.program.top_k(op) as f64 / self.program.routed_experts(op).max(1) as f64;
                     bytes * (1.0 - idle.powf(f64::from(tokens)))
                 }
                 _ => bytes,
@@ -45,7 +45,7 @@ impl CpuModel {
             match weights {
                 OpWeights::Experts { gate, up, down } => {
                     // Experts per token on this rank, if routes are uniform over the ranks.
-                    let (used, all) = (self.program.chosen(op), self.program.routed_experts(op).max(1));
+                    let (used, all) = (self.program.top_k(op), self.program.routed_experts(op).max(1));
                     let used = (used * gate.len()).div_ceil(all);
                     [gate, up, down].into_iter().flat_map(|l| l.iter().take(used)).for_each(add);
                 }

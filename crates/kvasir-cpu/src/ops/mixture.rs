@@ -89,8 +89,9 @@ pub(crate) struct MixtureMemory {
     inner: Buffer,
     out: Buffer,
     prepared: Prepared,
-    /// Chosen experts of each token, and their outputs, for an exchange between replicas.
-    pub(crate) chosen: Vec<u32>,
+    /// Expert parallelism: ids of each token's experts.
+    pub(crate) expert_ids: Vec<u32>,
+    /// Expert parallelism: the output of each expert in `expert_ids`.
     pub(crate) outputs: Vec<f32>,
 }
 
@@ -110,7 +111,7 @@ impl MixtureMemory {
             inner: rows(inner)?,
             out: rows(outer)?,
             prepared: Prepared::new(isa, if outer == 0 { 0 } else { tokens }, outer.max(inner), terms)?,
-            chosen: Vec::new(),
+            expert_ids: Vec::new(),
             outputs: Vec::new(),
         })
     }
@@ -128,7 +129,7 @@ fn floats(buffer: &mut Buffer) -> &mut [f32] {
 const GATHERED: ValueId = ValueId(u32::MAX);
 const ACTIVATED: ValueId = ValueId(u32::MAX - 1);
 
-/// The experts of one MoE layer, and what computes them.
+/// The local experts of one MoE layer, with the thread pool and instruction set that compute them.
 pub(crate) struct Experts<'w> {
     pub(crate) threads: &'w ThreadPool,
     pub(crate) isa: Isa,
@@ -140,25 +141,28 @@ pub(crate) struct Experts<'w> {
     pub(crate) first: usize,
 }
 
-/// Rows that one expert computes: row `i` is row `row_of(i)` of `x`.
+/// Input rows of one expert.
 pub(crate) struct ExpertRows<'a> {
+    /// Rows of all tokens, concatenated.
     pub(crate) x: &'a [f32],
+    /// Index in `x` of the expert's `i`-th row.
     pub(crate) row_of: &'a (dyn Fn(usize) -> usize + Sync),
+    /// Number of rows of the expert.
     pub(crate) count: usize,
 }
 
-/// Receives the output of one expert for one of its rows: the row's index among the expert's rows,
-/// and the output. Threads call it at the same time, for different rows.
-type TakeOutput<'a> = dyn Fn(usize, &[f32]) + Sync + 'a;
+/// Receives the output of one expert for its `i`-th row: `i`, then the output. Threads call it
+/// concurrently, for different rows.
+type OutputSink<'a> = dyn Fn(usize, &[f32]) + Sync + 'a;
 
 impl Experts<'_> {
-    /// Computes `down(act(gate x, up x))` of a local expert, and passes each output to `take`.
-    pub(crate) fn run(
+    /// Computes `down(act(gate x, up x))` of a local expert, and passes each output to `sink`.
+    pub(crate) fn compute(
         &self,
         expert: usize,
         rows: &ExpertRows<'_>,
         m: &mut MixtureMemory,
-        take: &TakeOutput<'_>,
+        sink: &OutputSink<'_>,
     ) {
         let ExpertRows { x, row_of, count: n } = *rows;
         let (threads, isa, activation) = (self.threads, self.isa, self.activation);
@@ -194,7 +198,7 @@ impl Experts<'_> {
         let out = Output::new(floats(&mut m.out), n, outer, outer);
         m.prepared.multiply(threads, &mut [Some((down, out))], name, &activated);
         let out = floats(&mut m.out);
-        for_each_row(threads, n, &|_, row| take(row, &out[row * outer..(row + 1) * outer]));
+        for_each_row(threads, n, &|_, row| sink(row, &out[row * outer..(row + 1) * outer]));
     }
 
     /// Number of local experts.
@@ -203,8 +207,8 @@ impl Experts<'_> {
     }
 }
 
-/// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))` over the chosen experts that
-/// this rank has. Experts run in ascending order, so a token's sum does not depend on other tokens.
+/// MoE FFN: `y[token] = sum of weight * down(act(gate x, up x))` over the token's local
+/// experts. Experts run in ascending order, so a token's sum does not depend on other tokens.
 pub(crate) fn mixture(
     experts: &Experts<'_>,
     x: &[f32],
@@ -216,18 +220,18 @@ pub(crate) fn mixture(
     let Some(outer) = experts.gate.first().map(|gate| gate.inputs) else { return };
     let sums = DisjointRows::new(y, outer);
     for expert in 0..experts.count() {
-        let chosen = routes.iter().enumerate().flat_map(|(token, routes)| {
+        let routed = routes.iter().enumerate().flat_map(|(token, routes)| {
             let is_routed = |(e, _): &&(u32, f32)| *e as usize == experts.first + expert;
             routes.iter().filter(is_routed).map(move |(_, weight)| (token, *weight))
         });
-        let chosen: Vec<(usize, f32)> = chosen.collect();
-        if chosen.is_empty() {
+        let routed: Vec<(usize, f32)> = routed.collect();
+        if routed.is_empty() {
             continue;
         }
-        let rows = ExpertRows { x, row_of: &|row| chosen[row].0, count: chosen.len() };
-        experts.run(expert, &rows, m, &|row, out| {
-            let (token, weight) = chosen[row];
-            // SAFETY: each row is taken by one thread; a token selects an expert at most once.
+        let rows = ExpertRows { x, row_of: &|row| routed[row].0, count: routed.len() };
+        experts.compute(expert, &rows, m, &|row, out| {
+            let (token, weight) = routed[row];
+            // SAFETY: one thread has each row's output; a token selects an expert at most once.
             let sum = unsafe { sums.row(token) };
             sum.iter_mut().zip(out).for_each(|(y, v)| *y += weight * v);
         });

@@ -1,7 +1,8 @@
-//! Ops made of several products: mixture of experts, and the indexer of sparse attention.
+//! Ops made of several GEMMs: mixture of experts, with and without expert parallelism, and the
+//! indexer of sparse attention.
 //!
 //! Know no program run; build on `gemm` and `attention`.
 
-pub(crate) mod exchanged_mixture;
+pub(crate) mod expert_parallel;
 pub(crate) mod indexer;
 pub(crate) mod mixture;

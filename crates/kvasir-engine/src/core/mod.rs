@@ -119,9 +119,9 @@ impl Core {
         self.state.coalescing = defer;
     }
 
-    /// Takes the id of the next step, for one that it does not schedule.
-    pub(crate) fn take_step_id(&mut self) -> StepId {
-        self.builder.take_id()
+    /// Allocates the next step id for a dummy step, which is not scheduled.
+    pub(crate) fn allocate_step_id(&mut self) -> StepId {
+        self.builder.allocate_id()
     }
 
     /// Enables speculative decoding with up to `tokens` drafts per decode row. A sequence is then

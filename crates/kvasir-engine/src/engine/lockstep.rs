@@ -1,11 +1,13 @@
-//! [`Lockstep`]: replicas that share experts run their steps together.
+//! [`Lockstep`]: expert-parallel replicas run each step together.
 //!
-//! A replica begins a step when it has scheduled one; the others join it. One without work joins
-//! with a *dummy step*, which has no sequences and takes part in the exchanges of the experts. While
-//! no replica has work, none runs steps.
+//! A replica begins a step when it has scheduled one; the others join the step. A replica without
+//! work joins with a *dummy step*, which has no sequences but takes part in the expert exchanges of
+//! the step. While no replica has work, none runs steps.
 //!
-//! With a [`Coalescer`], a replica admits prompts when the others do. The states of the other
-//! replicas are those of their last step.
+//! With a [`Coalescer`], a replica admits prompts when the others do. It sees the state that each
+//! other replica published with its last step.
+//!
+//! Guarded by `tests/lockstep.rs`.
 
 use crate::core::Core;
 use crate::engine::{Engine, Exit};
@@ -15,39 +17,39 @@ use crate::scheduler::coalescer::{Coalescer, Coalescing, LocalState, ReplicaStat
 use kvasir_exec::{Executor, Refused, Step};
 use kvasir_kv::Lowering;
 
-/// The other replicas of a group that runs its steps together. Its executor joins them.
+/// The other replicas of a lockstep group. The executor of the engine joins their steps.
 pub trait Lockstep: Send {
     /// Whether another replica has begun a step that this one has not joined.
     fn is_behind(&self) -> bool;
-    /// Publishes the state of this replica with its next step. Appends the states that the other
-    /// replicas published with their last steps.
+    /// Sets the state that this replica publishes with its next step. Appends the states that the
+    /// other replicas published with their last steps to `others`.
     fn exchange_states(&mut self, own: ReplicaState, others: &mut Vec<ReplicaState>);
 }
 
-/// The lockstep of an engine.
+/// An engine's lockstep group, and the coalescing of its prefills.
 pub(crate) struct LockstepGroup {
     peers: Box<dyn Lockstep>,
     coalescer: Option<Coalescer>,
-    /// This replica's state, then those of the others. Scratch of `coalesce`.
+    /// Scratch of `coalesce`: the state of this replica, followed by those of the others.
     states: Vec<ReplicaState>,
 }
 
 impl LockstepGroup {
-    /// Decides whether the next step may admit prompts.
+    /// Defers the admissions of the next step unless the coalescer allows them.
     pub(crate) fn coalesce(&mut self, core: &mut Core, now: Nanos) {
         let Some(coalescer) = &mut self.coalescer else { return };
-        let (own, local) = states_of(core, now);
+        let (own, local) = coalescing_inputs(core, now);
         self.states.clear();
         self.states.push(own);
         self.peers.exchange_states(own, &mut self.states);
-        // Without a prompt that waits, there is nothing to decide.
+        // Without pending prompt tokens there is no admission to defer.
         let allows = !own.prefillable || coalescer.allows(&self.states, local);
         core.defer_admissions(!allows);
     }
 }
 
-/// The inputs of a coalescer. Linear in the requests.
-fn states_of(core: &Core, now: Nanos) -> (ReplicaState, LocalState) {
+/// Computes the inputs of the coalescer. Cost: linear in the number of requests.
+fn coalescing_inputs(core: &Core, now: Nanos) -> (ReplicaState, LocalState) {
     let waiting: u64 = core.waiting().map(|sequence| u64::from(sequence.to_feed())).sum();
     let partial = || core.running().filter(|sequence| sequence.is_prefilling());
     let running: u64 = partial().map(|sequence| u64::from(sequence.to_feed())).sum();
@@ -67,22 +69,22 @@ fn states_of(core: &Core, now: Nanos) -> (ReplicaState, LocalState) {
 }
 
 impl<E: Executor> Engine<E> {
-    /// Runs its steps together with other replicas, and coalesces prefills with theirs if
-    /// `coalescing` is set. Its executor must join their steps.
+    /// Runs each step together with the replicas of `peers`, and coalesces prefills with theirs if
+    /// `coalescing` is set. The executor must join the steps of the group.
     pub fn in_lockstep(mut self, peers: Box<dyn Lockstep>, coalescing: Option<Coalescing>) -> Self {
         let coalescer = coalescing.map(Coalescer::new);
         self.lockstep = Some(LockstepGroup { peers, coalescer, states: Vec::new() });
         self
     }
 
-    /// Joins the step of another replica with a dummy step. Returns whether there was one. No step
-    /// may be in flight.
+    /// If another replica has begun a step, joins it with a dummy step and returns true. No step of
+    /// this engine may be in flight.
     pub(crate) fn join_step(&mut self) -> Result<bool, Exit> {
         if !self.lockstep.as_ref().is_some_and(|lockstep| lockstep.peers.is_behind()) {
             return Ok(false);
         }
         let mut step = Box::new(Step::dummy(0, 0));
-        step.batch.step = self.core.take_step_id();
+        step.batch.step = self.core.allocate_step_id();
         let lowered = step.lower(&self.abilities, &mut Lowering::default());
         let (step, result) = match lowered.map(|_| self.executor.submit(step)) {
             Ok(Ok(pending)) => self.executor.wait(pending),
@@ -93,7 +95,8 @@ impl<E: Executor> Engine<E> {
         for observer in &mut self.observers {
             observer.joined(&self.core, &step, now);
         }
-        // A replica that cannot run a step without sequences blocks the others.
+        // The other replicas wait for this one in each exchange, so a failed dummy step ends the
+        // engine.
         match result {
             Ok(()) => Ok(true),
             Err(error) => Err(self.end(Exit::DeviceLost(error.to_string()), Fault::DeviceLost)),

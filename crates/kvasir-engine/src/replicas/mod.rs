@@ -1,4 +1,4 @@
-//! Data-parallel replicas: the router over them, and their status.
+//! Data-parallel replicas: routing of requests, and replica status.
 //!
 //! - `route`: the policies by name, and the router's view of a request.
 //! - `load_order`, `prefix_map`, `session_map`: indexes of replicas by load, by cached block and by

@@ -49,8 +49,8 @@ impl StepBuilder {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes the id of the next step, for one that is built elsewhere.
-    pub(crate) fn take_id(&mut self) -> StepId {
+    /// Allocates the next step id for a step that this builder does not build.
+    pub(crate) fn allocate_id(&mut self) -> StepId {
         self.newest = StepId(self.newest.0 + 1);
         self.newest
     }

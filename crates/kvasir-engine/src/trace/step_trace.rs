@@ -71,8 +71,8 @@ pub struct StepTrace {
     /// Retired steps with their device time in nanoseconds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub retired: Vec<(u64, Nanos)>,
-    /// Tokens of each replica in retired steps, if the replicas run in lockstep: step, tokens by
-    /// replica. A replica with 0 tokens ran a dummy step.
+    /// Retired steps with the number of tokens of each data-parallel replica, if the replicas run
+    /// in lockstep. A replica with 0 tokens ran a dummy step.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub num_tokens_across_dp: Vec<(u64, Vec<u32>)>,
     /// Failed steps with their errors.

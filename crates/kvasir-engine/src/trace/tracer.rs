@@ -358,7 +358,7 @@ impl<S: TraceSink> Observer for Tracer<S> {
         self.tables(core);
         self.map(core);
     }
-    /// Writes a dummy step as a record of its own: nothing else changes.
+    /// Writes one record for the dummy step, which changes no request and no block.
     fn joined(&mut self, core: &Core, step: &Step, now: Nanos) {
         self.flush();
         if self.window.contains(&self.scheduled) {

@@ -1,54 +1,57 @@
-//! [`ExchangeLayout`]: memory layout of the region that the replicas of a group share.
+//! [`ExchangeLayout`]: layout of the shared memory of an expert-parallel group.
 //!
 //! ```text
 //! synchronization words of 2 N members
 //! per replica: two join records
-//! per replica: dispatch header | rows | experts of each row
-//! outputs, by replica of the row, row, and chosen expert
+//! per replica: dispatch header | rows | expert ids of each row
+//! outputs, by replica of the row, row, and index of the expert among those of the row
 //! ```
 //!
-//! Each replica is two members of the [`Layout`] of ranks, because two of its threads sleep: member
-//! `r` is the thread that runs its steps, member `N + r` its watcher. Their counters are the phases
-//! of exchanges, and the steps that the replica has begun.
+//! Each replica is two members of the [`Layout`] of ranks, because two of its threads wait on a
+//! futex: member `r` is the thread that runs its steps, member `N + r` its watcher. The line of the
+//! first member counts the barriers that the replica has reached. The line of the second counts the
+//! steps that it has begun.
 
 use crate::ranks::layout::{LINE_WORDS, Layout};
 
-/// Words of a join record: tokens, prefillable, pending tokens (2), decoding sequences (2).
+/// Words of a join record: tokens, prefillable, pending tokens (two words), decoding sequences (two
+/// words).
 pub(crate) const JOIN_WORDS: usize = 6;
-/// Words of a dispatch header: step, index of the exchange, rows, width, experts per row.
+/// Words of a dispatch header: step, index of the exchange in the step, rows, values per row,
+/// experts per row.
 pub(crate) const DISPATCH_WORDS: usize = 5;
-/// Target size of the outputs of one replica's rows, in words: 16 MiB.
+/// Target size of the outputs for one replica's chunk, in words (16 MiB).
 const OUTPUT_WORDS: usize = 1 << 22;
-/// Maximum number of rows that a replica dispatches at once.
+/// Maximum number of rows of a chunk.
 const MAX_ROWS: usize = 512;
 
-/// Sizes of the shared memory of a group.
+/// The sizes that determine all offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExchangeLayout {
     /// Number of replicas.
     pub(crate) replicas: usize,
-    /// Rows that a replica dispatches at once.
+    /// Rows per chunk.
     pub(crate) chunk_rows: usize,
     /// Maximum values per row.
     pub(crate) width: usize,
     /// Maximum experts per row.
-    pub(crate) chosen: usize,
+    pub(crate) top_k: usize,
 }
 
 impl ExchangeLayout {
-    /// The layout for rows of up to `width` values with up to `chosen` experts each.
-    pub(crate) fn of(replicas: usize, width: usize, chosen: usize) -> Self {
-        let chunk_rows = (OUTPUT_WORDS / (width * chosen).max(1)).clamp(1, MAX_ROWS);
-        Self { replicas, chunk_rows, width, chosen }
+    /// Layout for rows of up to `width` values with up to `top_k` experts each.
+    pub(crate) fn new(replicas: usize, width: usize, top_k: usize) -> Self {
+        let chunk_rows = (OUTPUT_WORDS / (width * top_k).max(1)).clamp(1, MAX_ROWS);
+        Self { replicas, chunk_rows, width, top_k }
     }
 
-    /// The synchronization words.
+    /// Layout of the synchronization words.
     pub(crate) fn members(&self) -> Layout {
         Layout { ranks: 2 * self.replicas, ring_words: 0, chunk_words: 0 }
     }
 
-    /// Line of the number of phases that a replica has completed.
-    pub(crate) fn phases(replica: usize) -> usize {
+    /// Line of the number of barriers that a replica has reached.
+    pub(crate) fn barriers(replica: usize) -> usize {
         Layout::chunks(replica)
     }
 
@@ -64,7 +67,7 @@ impl ExchangeLayout {
     }
 
     fn dispatch_words(&self) -> usize {
-        let row = self.width + self.chosen;
+        let row = self.width + self.top_k;
         LINE_WORDS + (self.chunk_rows * row).next_multiple_of(LINE_WORDS)
     }
 
@@ -78,14 +81,15 @@ impl ExchangeLayout {
         self.dispatch(replica) + LINE_WORDS
     }
 
-    /// First word of the experts of a replica's dispatched rows.
+    /// First word of the expert ids of a replica's dispatched rows.
     pub(crate) fn experts(&self, replica: usize) -> usize {
         self.rows(replica) + self.chunk_rows * self.width
     }
 
-    /// First word of the output of an expert: number `place` of those that a replica's row chose.
-    pub(crate) fn output(&self, replica: usize, row: usize, place: usize) -> usize {
-        let output = (replica * self.chunk_rows + row) * self.chosen + place;
+    /// First word of the output for a replica's row of its expert with index `choice`, which is
+    /// below `top_k`.
+    pub(crate) fn output(&self, replica: usize, row: usize, choice: usize) -> usize {
+        let output = (replica * self.chunk_rows + row) * self.top_k + choice;
         self.dispatch(self.replicas) + output * self.width
     }
 

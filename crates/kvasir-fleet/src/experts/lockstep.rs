@@ -1,13 +1,14 @@
-//! Joining a step: an all-gather of the replicas' token counts and prefill states.
+//! Joins a step: an all-gather of the replicas' token counts and [`ReplicaState`]s.
 //!
 //! For step `n`, a replica writes its join record `n % 2`, publishes `n` as the number of steps that
 //! it has begun, waits until all others have begun step `n`, and reads their records.
 //!
 //! Invariant: no record is overwritten while it is read. The record of step `n + 2` overwrites that
-//! of step `n`, and is written after all replicas have begun step `n + 1`, hence read those of `n`.
+//! of step `n`. It is written after all replicas have begun step `n + 1`, and so have read the
+//! records of step `n`.
 
 use crate::experts::layout::{ExchangeLayout, JOIN_WORDS};
-use crate::experts::member::{ReplicaMember, locked};
+use crate::experts::member::{ExpertGroupMember, locked};
 use crate::ranks::ring_error::RingError;
 use crate::ranks::sync::Ordering;
 use kvasir_engine::{Lockstep, ReplicaState};
@@ -15,26 +16,26 @@ use kvasir_exec::{PoolRow, RankControl, RowKind, Step, StepError};
 use kvasir_kv::Slot;
 use std::{ops::Range, sync::Arc};
 
-/// Error of a replica that does not follow the protocol.
+/// Error of a replica whose shared state does not match the step or exchange of this one.
 pub(crate) fn out_of_step(replica: usize, why: String) -> StepError {
     StepError::Lost(format!("replica {replica} is out of step: {why}"))
 }
 
-impl ReplicaMember {
-    /// Begins the next step with `tokens` tokens, and waits until all replicas have. Writes the
-    /// tokens of each replica to `counts`.
+impl ExpertGroupMember {
+    /// Begins the next step with `tokens` tokens, and waits until all replicas have begun it.
+    /// Writes the number of tokens of each replica to `counts`.
     pub(crate) fn join(&self, tokens: u32, counts: &mut Vec<u32>) -> Result<(), StepError> {
-        let (step, layout) = (Self::next(&self.step), &self.layout);
+        let (step, layout) = (Self::increment(&self.step), &self.layout);
         self.exchanges.store(0, Ordering::Relaxed);
         let own = *locked(&self.own_state);
-        // SAFETY: no replica reads this record any more; see the module's invariant.
-        unsafe { self.endpoint.memory.write(layout.join(self.replica, step), &record(tokens, own)) };
+        // SAFETY: no replica reads this record now; see the module's invariant.
+        unsafe { self.endpoint.memory.write(layout.join(self.replica, step), &encode_record(tokens, own)) };
         let threads = |replica| [replica, layout.replicas + replica];
         let woken = self.others().flat_map(threads);
         self.endpoint.publish(layout.begun(self.replica), step, woken);
         counts.clear();
         counts.resize(layout.replicas, tokens);
-        let mut states = locked(&self.states);
+        let mut states = locked(&self.other_states);
         states.clear();
         for replica in self.others() {
             self.wait_for_step(layout, replica, step)?;
@@ -42,7 +43,7 @@ impl ReplicaMember {
             // SAFETY: the record is published, and not overwritten before this replica's next step.
             unsafe { self.endpoint.memory.read(layout.join(replica, step), &mut record) };
             counts[replica] = record[0];
-            states.push(state_of(&record));
+            states.push(decode_state(&record));
         }
         Ok(())
     }
@@ -61,19 +62,19 @@ impl ReplicaMember {
     }
 }
 
-fn record(tokens: u32, state: ReplicaState) -> [u32; JOIN_WORDS] {
+fn encode_record(tokens: u32, state: ReplicaState) -> [u32; JOIN_WORDS] {
     let [pending, decoding] =
         [state.pending_tokens, state.running_decode].map(|n| [n as u32, (n >> 32) as u32]);
     [tokens, state.prefillable.into(), pending[0], pending[1], decoding[0], decoding[1]]
 }
 
-fn state_of(record: &[u32; JOIN_WORDS]) -> ReplicaState {
-    let number = |at: usize| u64::from(record[at]) | u64::from(record[at + 1]) << 32;
-    ReplicaState { prefillable: record[1] != 0, pending_tokens: number(2), running_decode: number(4) }
+fn decode_state(record: &[u32; JOIN_WORDS]) -> ReplicaState {
+    let join_u64 = |at: usize| u64::from(record[at]) | u64::from(record[at + 1]) << 32;
+    ReplicaState { prefillable: record[1] != 0, pending_tokens: join_u64(2), running_decode: join_u64(4) }
 }
 
-/// The lockstep as its engine sees it.
-pub(crate) struct EngineLockstep(pub(crate) Arc<ReplicaMember>);
+/// Implements [`Lockstep`] for the engine of a replica.
+pub(crate) struct EngineLockstep(pub(crate) Arc<ExpertGroupMember>);
 
 impl Lockstep for EngineLockstep {
     fn is_behind(&self) -> bool {
@@ -82,14 +83,14 @@ impl Lockstep for EngineLockstep {
 
     fn exchange_states(&mut self, own: ReplicaState, others: &mut Vec<ReplicaState>) {
         *locked(&self.0.own_state) = own;
-        others.extend_from_slice(&locked(&self.0.states));
+        others.extend_from_slice(&locked(&self.0.other_states));
     }
 }
 
-/// Joins the steps of its executor with those of the other replicas.
+/// Joins each step of an executor with those of the other replicas.
 pub(crate) struct JoinControl {
-    pub(crate) member: Arc<ReplicaMember>,
-    /// Tokens of each replica in the running step.
+    pub(crate) member: Arc<ExpertGroupMember>,
+    /// Number of tokens of each replica in the running step.
     pub(crate) counts: Vec<u32>,
 }
 
@@ -109,7 +110,8 @@ impl RankControl for JoinControl {
 
     fn end_step(&mut self, step: &mut Step, result: Result<(), StepError>) -> Result<(), StepError> {
         step.output.num_tokens_across_dp.clone_from(&self.counts);
-        // The others wait for the rows of this replica.
+        // The other replicas wait for this one in an exchange of the failed step, so the group must
+        // restart.
         result.map_err(|error| match error {
             lost @ StepError::Lost(_) => lost,
             other => StepError::Lost(format!("replica {}: {other}", self.member.replica)),
@@ -117,13 +119,13 @@ impl RankControl for JoinControl {
     }
 }
 
-impl ReplicaMember {
-    /// The control of the executor that runs this replica's steps. A member must have one control.
+impl ExpertGroupMember {
+    /// Returns the control of this replica's executor. Call it once per member.
     pub fn control(self: &Arc<Self>) -> Box<dyn RankControl> {
         Box::new(JoinControl { member: Arc::clone(self), counts: Vec::new() })
     }
 
-    /// The lockstep for the engine of this replica.
+    /// Returns the lockstep interface of this replica's engine.
     pub fn lockstep(self: &Arc<Self>) -> Box<dyn Lockstep> {
         Box::new(EngineLockstep(Arc::clone(self)))
     }

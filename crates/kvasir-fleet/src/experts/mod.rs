@@ -1,18 +1,21 @@
-//! Expert parallelism: replicas that hold a part of the experts each, and run their steps together.
+//! Expert parallelism: each replica holds a part of the experts, and the replicas run in lockstep.
 //!
 //! ```text
 //! worker 0:  Engine ─► RankExecutor ─ join ─► executor ─ exchange ─┐
 //! worker 1:  Engine ─► RankExecutor ─ join ─► executor ─ exchange ─┴─► shared memory (memfd)
 //! ```
 //!
-//! - [`member`]: one replica's access to the shared memory of the group.
+//! - [`layout`], [`member`]: the shared memory of the group, and one replica's access to it.
 //! - [`lockstep`]: joins a step: an all-gather of the replicas' token counts and states.
-//! - [`exchange`]: sends rows to the replicas of their experts, and returns the outputs.
+//! - [`exchange`], [`received_rows`]: sends rows to the replicas of their experts, and returns the
+//!   outputs.
 //! - [`watcher`]: wakes an idle engine when another replica begins a step.
 //!
 //! The front creates one memory file per *generation* of the group. When the process of a replica
-//! ends, the front kills the others, and starts the next generation with a new file. So no wait
-//! needs to detect the loss of a replica.
+//! ends, the front kills the others and starts the next generation with a new file. A replica that
+//! waits for another therefore does not need to detect its loss.
+//!
+//! Guarded by `tests.rs` and `kvasir-cli/tests/serve/experts.rs`.
 
 #[allow(unsafe_code)]
 mod exchange;
@@ -25,6 +28,6 @@ mod received_rows;
 mod tests;
 mod watcher;
 
-pub(crate) use member::create_memory;
-pub use member::{ReplicaConfig, ReplicaMember};
+pub(crate) use member::create_experts_memory;
+pub use member::{ExpertGroupConfig, ExpertGroupMember};
 pub(crate) use watcher::LockstepInbox;

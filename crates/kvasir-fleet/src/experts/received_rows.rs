@@ -1,14 +1,23 @@
-//! [`ReceivedRows`]: the rows of one chunk of an exchange that chose a local expert.
+//! [`ReceivedRows`]: the rows of one exchanged chunk that have a local expert.
 
-/// Rows that chose a local expert. Keeps its memory between exchanges.
+/// Where a received row comes from.
+#[derive(Clone, Copy)]
+pub(crate) struct RowSource {
+    pub(crate) replica: usize,
+    /// Index of the row in the replica's chunk.
+    pub(crate) row: usize,
+}
+
+/// Buffers of received rows, reused between exchanges.
 #[derive(Default)]
 pub(crate) struct ReceivedRows {
+    /// Values of all rows, concatenated.
     pub(crate) rows: Vec<f32>,
-    /// Local experts of each row; `NO_EXPERT` in place of the others.
+    /// Expert ids of each row; `NO_EXPERT` replaces those of other replicas.
     pub(crate) experts: Vec<u32>,
-    /// Replica of each row, and its index in the replica's chunk.
-    pub(crate) from: Vec<(usize, usize)>,
-    /// All experts of one row. Scratch.
+    /// Source of each row.
+    pub(crate) sources: Vec<RowSource>,
+    /// Scratch: all expert ids of one row.
     pub(crate) row_experts: Vec<u32>,
 }
 
@@ -17,6 +26,6 @@ impl ReceivedRows {
     pub(crate) fn clear(&mut self) {
         self.rows.clear();
         self.experts.clear();
-        self.from.clear();
+        self.sources.clear();
     }
 }

@@ -1,11 +1,11 @@
-//! [`LockstepInbox`]: the inbox of an engine that joins the steps of other replicas.
+//! [`LockstepInbox`]: the inbox of an engine in lockstep with other replicas.
 //!
-//! An idle engine blocks on its inbox. Its *watcher*, a thread, then sleeps in the shared memory,
-//! and sends [`Message::JoinStep`] when another replica begins a step. While the engine runs, the
-//! watcher waits for the engine to become idle again, so that steps do not wake it. Neither uses the
-//! processor while all replicas are idle.
+//! While the engine is idle and blocks on its inbox, the *watcher* thread waits on a futex in the
+//! shared memory, and sends [`Message::JoinStep`] when another replica begins a step. While the
+//! engine is busy, the watcher waits for it to become idle, so that steps do not wake the watcher.
+//! Both threads sleep while all replicas are idle.
 
-use crate::experts::member::{ReplicaMember, locked};
+use crate::experts::member::{ExpertGroupMember, locked};
 use kvasir_engine::{Inbox, Message};
 use std::{
     io,
@@ -18,7 +18,7 @@ use std::{
 };
 use tokio::sync::Notify;
 
-/// Whether the engine is idle, as its watcher sees it.
+/// Whether the engine is idle. The engine sets it; the watcher waits for it.
 #[derive(Default)]
 struct IdleFlag {
     is_idle: Mutex<bool>,
@@ -39,26 +39,26 @@ impl IdleFlag {
     }
 }
 
-/// The inbox of an engine, and the watcher of the other replicas' steps.
+/// Receives messages of the caller, and [`Message::JoinStep`] if this replica is behind.
 pub(crate) struct LockstepInbox<'a> {
     messages: &'a Receiver<Message>,
-    member: Arc<ReplicaMember>,
+    member: Arc<ExpertGroupMember>,
     idle: Arc<IdleFlag>,
     joined: Arc<Notify>,
 }
 
 impl<'a> LockstepInbox<'a> {
-    /// Starts the watcher, which sends to `inbox`, the sender of `messages`. `joined` is notified when
+    /// Starts the watcher thread. `inbox` must be a sender of `messages`. `joined` is notified when
     /// the engine joins a step.
     pub(crate) fn start(
-        member: Arc<ReplicaMember>,
+        member: Arc<ExpertGroupMember>,
         messages: &'a Receiver<Message>,
         inbox: Sender<Message>,
         joined: Arc<Notify>,
     ) -> io::Result<Self> {
         let idle = Arc::new(IdleFlag::default());
         let (watched, watched_idle) = (Arc::clone(&member), Arc::clone(&idle));
-        // Ends with the process, or with the inbox.
+        // The thread ends with the process, or once the receiver of `messages` is dropped.
         thread::Builder::new().name("lockstep".into()).spawn(move || {
             loop {
                 watched_idle.wait();

@@ -118,7 +118,7 @@ impl Simulation {
         let (count, config) = (roles.len(), RouterConfig::new(Route::Prefix));
         let router = RoleRouter::new(RouterConfig { block_size: 4, ..config }, roles);
         let mut front = Front::new(router, count);
-        (0..count).for_each(|replica| front.workers_ready([replica]));
+        front.workers_ready(0..count);
         let workers = (0..count).map(|_| Some(Worker::new(random))).collect();
         Self {
             front,
@@ -381,7 +381,7 @@ fn only_requests_that_end_their_workers_fail() {
 /// A front over two workers that are ready.
 fn front_of_two() -> Front {
     let mut front = Front::new(Router::new(RouterConfig::new(Route::LeastRequests), 2), 2);
-    (0..2).for_each(|replica| front.workers_ready([replica]));
+    front.workers_ready(0..2);
     front
 }
 
@@ -413,7 +413,7 @@ fn a_request_too_large_for_a_message_ends() {
 fn a_charged_target_is_not_counted_as_running() {
     let roles = vec![Role::Prefill, Role::Decode];
     let mut front = Front::new(RoleRouter::new(RouterConfig::new(Route::LeastRequests), roles), 2);
-    (0..2).for_each(|replica| front.workers_ready([replica]));
+    front.workers_ready(0..2);
     assert_eq!(place(&mut front, 1, 10), 0);
     assert_eq!([front.load(0).0, front.load(1).0], [1, 1]);
     assert_eq!([front.run_count(0), front.run_count(1)], [1, 0]);

@@ -68,7 +68,7 @@ impl SharedMemory {
         Ok(memory)
     }
 
-    /// Maps a file of at least `words` words, without a check of its header.
+    /// Maps a file of at least `words` words. Does not check its header.
     pub(crate) fn map(file: &File, words: usize, lines: usize) -> io::Result<Self> {
         let map = MmapOptions::new().len(words * 4).map_raw(file)?;
         Ok(Self { map, lines, words })

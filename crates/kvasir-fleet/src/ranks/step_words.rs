@@ -266,7 +266,7 @@ pub(crate) fn decode(words: &[u32], step: &mut Step) -> Result<(), String> {
     if words.0.is_empty() { Ok(()) } else { Err(format!("{} trailing words", words.0.len())) }
 }
 
-/// Decodes a section into an empty one.
+/// Decodes the section of one layer group into `section`, which must be empty.
 fn decode_section(words: &mut WordReader<'_>, section: &mut Section) -> Result<(), String> {
     let [kind, read_bound] = words.array()?;
     (section.kind, section.read_bound) = (decode_enum("plan kind", &PLAN_KINDS, kind)?, read_bound);
@@ -314,7 +314,7 @@ fn decode_section(words: &mut WordReader<'_>, section: &mut Section) -> Result<(
     Ok(())
 }
 
-/// Decodes the section of recurrent layers into an empty one.
+/// Decodes the section of recurrent layers into `states`, which must be empty.
 fn decode_states(words: &mut WordReader<'_>, states: &mut StateSection) -> Result<(), String> {
     [states.bound] = words.array()?;
     for row in words.list(STATE_ROW_WORDS)?.as_chunks().0 {

@@ -1,4 +1,4 @@
-//! [`TokenizerClient`]: the handle through which callers use the tokenizer processes.
+//! [`TokenizerClient`]: submits jobs to the tokenizer processes and waits for their results.
 
 use crate::tokenizers::job::{Outcome, Work};
 use crate::tokenizers::jobs::Reply;
@@ -17,10 +17,10 @@ use std::{
 };
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
-/// Interval at which a blocked caller checks whether its work is canceled.
+/// Interval at which a blocked caller checks its cancel flag.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Handle of the tokenizer processes.
+/// Handle of a [`TokenizerPool`](crate::TokenizerPool). Calls fail once the pool is dropped.
 #[derive(Clone, Debug)]
 pub struct TokenizerClient {
     commands: UnboundedSender<PoolCommand>,
@@ -38,7 +38,7 @@ impl TokenizerClient {
 
     fn submit(&self, work: Work, reply: Reply) -> u64 {
         let id = self.next_job.fetch_add(1, Ordering::Relaxed);
-        // If the pool has ended, the reply is dropped, which its receiver notices.
+        // If the pool has ended, this drops the reply, which disconnects the result channel.
         let _ = self.commands.send(PoolCommand::Submit { id, work, reply });
         id
     }
@@ -61,10 +61,10 @@ impl TokenizerClient {
 }
 
 fn stopped() -> RemoteTokenizerError {
-    RemoteTokenizerError::Unavailable("its processes have been stopped".into())
+    RemoteTokenizerError::Unavailable("the tokenizer processes have been stopped".into())
 }
 
-/// The error of an outcome that is not the wanted one.
+/// The error for an outcome that is not the expected variant.
 fn failure(outcome: Outcome) -> RemoteTokenizerError {
     match outcome {
         Outcome::Failed(why) => RemoteTokenizerError::Refused(why),
@@ -94,7 +94,7 @@ impl RemoteTokenizer for TokenizerClient {
 
     fn detokenize(&self, state: DetokenizerState, tokens: Vec<Token>) -> PendingTexts {
         let (result_to, result) = oneshot::channel();
-        // Sending fails if the caller no longer waits.
+        // `send` fails if the caller has dropped the future.
         self.submit(Work::Detokenize { state, tokens }, Box::new(move |result| drop(result_to.send(result))));
         Box::pin(async move {
             match result.await.unwrap_or_else(|_| Err(stopped()))? {

@@ -1,8 +1,9 @@
-//! [`TokenizerError`]: why tokenizer processes cannot start, or one of them has failed.
+//! [`TokenizerError`]: errors of tokenizer processes.
 
 use std::{fmt, io};
 
-/// Why tokenizer processes cannot start, or one of them has failed.
+/// Error of [`TokenizerPool::start`](crate::TokenizerPool::start) or
+/// [`run_tokenizer`](crate::run_tokenizer).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TokenizerError {
@@ -15,7 +16,7 @@ pub enum TokenizerError {
         /// How it ended.
         why: String,
     },
-    /// A process does not match the front's identity.
+    /// The version, model or options of a process differ from those of the front.
     Refused {
         /// What differs.
         why: String,

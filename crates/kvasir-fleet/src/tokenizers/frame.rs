@@ -1,11 +1,11 @@
-//! Frames of messages on the socket of a tokenizer process.
+//! Framing of messages on the socket of a tokenizer process.
 //!
-//! A frame is the size of the body (`u32`), a [`Header`], the body's xxh64 (`u64`) and the body, a
-//! message in msgpack. All numbers are little-endian.
+//! A frame has four fields: the size of the body in bytes (`u32`), a [`Header`], the xxh64 of the
+//! body (`u64`), and the body, a message in msgpack. All integers are little-endian.
 //!
 //! Frames are numbered from 1 without gaps. A reader refuses a frame that is malformed, too large,
-//! repeated, out of order, or of another process. A stream of bytes cannot be resynchronized, so
-//! the first refused frame ends the connection, and with it the process.
+//! repeated, out of order, or from another process. A byte stream cannot be resynchronized, so the
+//! first refused frame ends the connection and the process.
 
 use crate::message::{Header, MAX_BYTES};
 use serde::{Serialize, de::DeserializeOwned};
@@ -33,7 +33,7 @@ impl fmt::Display for FrameError {
     }
 }
 
-/// Writes the frame of a message; `None` if the message is too large.
+/// Encodes a message as a frame; `None` if the message is too large.
 pub(super) fn encode<T: Serialize>(header: Header, message: &T) -> Option<Vec<u8>> {
     let mut frame = vec![0; PREFIX_BYTES];
     rmp_serde::encode::write_named(&mut frame, message).ok()?;
@@ -47,7 +47,7 @@ pub(super) fn encode<T: Serialize>(header: Header, message: &T) -> Option<Vec<u8
     Some(frame)
 }
 
-/// Reads the next message; `expected` is the header that it must have.
+/// Reads the next frame, which must have the header `expected`, and decodes its message.
 pub(super) async fn read<T: DeserializeOwned>(
     socket: &mut (impl AsyncRead + Unpin),
     expected: Header,
@@ -57,20 +57,20 @@ pub(super) async fn read<T: DeserializeOwned>(
     let (size, rest) = prefix.split_at(4);
     let (header, checksum) = rest.split_at(Header::BYTES);
     if Header::read(header) != Some(expected) {
-        return Err(FrameError::Refused("is malformed, repeated, out of order, or of another process"));
+        return Err(FrameError::Refused("is malformed, repeated, out of order, or from another process"));
     }
     let size = u32::from_le_bytes(size.try_into().unwrap_or_default()) as usize;
     if size > MAX_BYTES {
         return Err(FrameError::Refused("is too large"));
     }
-    // Memory is allocated as bytes arrive, not by the size that the peer claims.
+    // Allocates memory as bytes arrive: the size field is not trusted.
     let mut body = Vec::new();
     let read = socket.take(size as u64).read_to_end(&mut body).await.map_err(FrameError::Closed)?;
     if read < size {
         return Err(FrameError::Closed(io::ErrorKind::UnexpectedEof.into()));
     }
     if xxh64(&body, 0).to_le_bytes() != checksum {
-        return Err(FrameError::Refused("is damaged"));
+        return Err(FrameError::Refused("has a wrong checksum"));
     }
     rmp_serde::from_slice(&body).map_err(|_| FrameError::Refused("cannot be decoded"))
 }
@@ -94,31 +94,31 @@ mod tests {
     }
 
     #[test]
-    fn messages_survive_framing() {
+    fn an_encoded_message_decodes_to_itself() {
         let frame = encode(HEADER, &message()).unwrap();
         assert_eq!(read_all(&frame, HEADER).unwrap(), message());
     }
 
     #[test]
-    fn garbled_frames_are_refused() {
+    fn corrupted_frames_are_refused() {
         let whole = encode(HEADER, &message()).unwrap();
         for seed in 0..3000 {
             let mut random = Random::new(seed);
-            let mut garbled = whole.clone();
+            let mut corrupted = whole.clone();
             match random.below(3) {
-                0 => garbled.truncate(random.below(whole.len() as u64) as usize),
+                0 => corrupted.truncate(random.below(whole.len() as u64) as usize),
                 1 => {
                     let at = random.below(whole.len() as u64) as usize;
-                    garbled[at] ^= 1 << random.below(8);
+                    corrupted[at] ^= 1 << random.below(8);
                 }
-                _ => garbled = (0..random.between(1, 200)).map(|_| random.below(256) as u8).collect(),
+                _ => corrupted = (0..random.between(1, 200)).map(|_| random.below(256) as u8).collect(),
             }
-            assert!(read_all(&garbled, HEADER).is_err(), "seed {seed}");
+            assert!(read_all(&corrupted, HEADER).is_err(), "seed {seed}");
         }
     }
 
     #[test]
-    fn repeated_and_foreign_frames_are_refused() {
+    fn frames_with_another_header_are_refused() {
         let frame = encode(HEADER, &message()).unwrap();
         for expected in [
             Header { number: 10, ..HEADER },

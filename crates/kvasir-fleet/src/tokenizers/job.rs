@@ -1,4 +1,4 @@
-//! [`Job`]: what a tokenizer process computes, its result, and the messages that carry both.
+//! [`Job`]: a job of a tokenizer process, its result, and the messages between front and process.
 
 use crate::message::Identity;
 use kvasir_chat::{ChatModel, DetokenizerState};
@@ -6,15 +6,15 @@ use kvasir_kv::Token;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, atomic::AtomicBool};
 
-/// Version of the messages.
+/// Version of the message protocol.
 pub(super) const PROTOCOL: u32 = 1;
 
-/// What a process computes. It depends on nothing else, so any process can compute it.
+/// Input of a job. The result depends on nothing else, so any process can run the job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Work {
     /// Tokenizes a text.
     Encode { text: String, add_special: bool },
-    /// Detokenizes ids.
+    /// Detokenizes a complete sequence of tokens.
     Decode { ids: Vec<Token> },
     /// Detokenizes the next tokens of a stream.
     Detokenize { state: DetokenizerState, tokens: Vec<Token> },
@@ -29,13 +29,13 @@ pub(super) enum Outcome {
     Text(String),
     /// Of `Work::Detokenize`: the text that each token completes, and the state after the last.
     Texts { texts: Vec<String>, state: DetokenizerState },
-    /// The tokenizer refuses the text, or has failed.
+    /// Why the job failed: the tokenizer rejected the text or panicked, or the result is too large.
     Failed(String),
 }
 
 impl Work {
-    /// Estimate of its run time, in bytes of text.
-    pub(super) fn weight(&self) -> u64 {
+    /// Estimated run time, in units of one byte or token.
+    pub(super) fn cost(&self) -> u64 {
         1 + match self {
             Self::Encode { text, .. } => text.len() as u64,
             Self::Decode { ids } => ids.len() as u64,
@@ -43,12 +43,12 @@ impl Work {
         }
     }
 
-    /// Whether it takes so little time that it runs on the thread that reads the socket.
+    /// Whether the run time is so short that the job runs on the thread that reads the socket.
     pub(super) fn is_short(&self) -> bool {
         matches!(self, Self::Detokenize { .. })
     }
 
-    /// Whether an outcome can be that of this work.
+    /// Whether `outcome` has the type and length of a result of this work.
     pub(super) fn matches(&self, outcome: &Outcome) -> bool {
         match (self, outcome) {
             (_, Outcome::Failed(_))
@@ -59,7 +59,7 @@ impl Work {
         }
     }
 
-    /// Computes it.
+    /// Computes the result.
     pub(super) fn run(self, chat: &ChatModel, canceled: &Arc<AtomicBool>) -> Outcome {
         match self {
             Self::Encode { text, add_special } => {
@@ -76,14 +76,14 @@ impl Work {
     }
 }
 
-/// Work with its id.
+/// Work with the id of its result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Job<W = Work> {
     pub(super) id: u64,
     pub(super) work: W,
 }
 
-/// From the front to a process. The front writes `W` as a reference.
+/// A message from the front to a process. The front serializes `Job<&Work>` to avoid a copy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum ToTokenizer<W = Work> {
     /// The process is accepted.
@@ -92,17 +92,17 @@ pub(super) enum ToTokenizer<W = Work> {
     Refused { why: String },
     /// Jobs to compute.
     Jobs(Vec<Job<W>>),
-    /// The result of a job is no longer wanted.
+    /// Stop the job: its caller has canceled it.
     Cancel { id: u64 },
 }
 
-/// From a process to the front.
+/// A message from a process to the front.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum FromTokenizer {
-    /// The first message.
+    /// The first message, which the front answers with `Welcome` or `Refused`.
     Hello { protocol: u32, identity: Identity },
-    /// Results by the id of their job.
+    /// Job ids with their results.
     Results(Vec<(u64, Outcome)>),
-    /// Sent once per second while jobs run.
-    Busy,
+    /// Sent once per second while jobs run, so that the front does not consider the process hung.
+    Heartbeat,
 }

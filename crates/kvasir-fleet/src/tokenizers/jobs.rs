@@ -1,7 +1,7 @@
-//! [`Jobs`]: the open jobs of callers, and the process that each is assigned to.
+//! [`Jobs`]: assigns the open jobs of callers to tokenizer processes, by least load.
 //!
-//! Pure state machine. Inputs: jobs, cancellations, results, and starts and losses of processes.
-//! Outputs: jobs to send to a process, and results for callers.
+//! A state machine without I/O. Inputs: jobs, cancellations, results, and starts and losses of
+//! processes. Outputs: jobs to send to a process, and results for callers.
 //!
 //! Invariants: each job gets exactly one result, unless it is canceled. A job is assigned to at
 //! most one process. Results of a process that the job is not assigned to are ignored.
@@ -13,8 +13,8 @@ use crate::tokenizers::job::{Outcome, Work};
 use kvasir_chat::RemoteTokenizerError;
 use std::collections::BTreeMap;
 
-/// Number of processes lost while they ran a job at which the job fails, because it may be the
-/// cause.
+/// Number of lost processes at which a job that was assigned to all of them fails, because it may
+/// have caused the losses.
 const MAX_LOSSES: u32 = 5;
 
 /// Receives the result of a job.
@@ -23,39 +23,40 @@ pub(super) type Reply = Box<dyn FnOnce(Result<Outcome, RemoteTokenizerError>) + 
 struct OpenJob {
     work: Work,
     reply: Reply,
-    /// The process that it is assigned to; `None` while it waits for one.
+    /// The process that the job is assigned to; `None` while it waits for one.
     process: Option<usize>,
-    /// Processes that were lost while they ran it.
+    /// Number of processes that were lost while the job was assigned to them.
     losses: u32,
 }
 
-/// Jobs of a process.
+/// Load and job counters of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Load {
+    /// Whether the process accepts jobs.
     pub(super) is_ready: bool,
     /// Number of assigned jobs.
     pub(super) jobs: u64,
-    /// Sum of their weights.
-    weight: u64,
-    /// Jobs that it has completed.
+    /// Sum of the costs of the assigned jobs.
+    cost: u64,
+    /// Number of jobs that the process has completed.
     pub(super) completed: u64,
 }
 
-/// The open jobs.
+/// The open jobs, and the load of each process.
 pub(super) struct Jobs {
     /// By id.
     open: BTreeMap<u64, OpenJob>,
     loads: Vec<Load>,
-    /// Whether any job may wait for a process.
+    /// False only if no job waits for a process.
     has_waiting: bool,
 }
 
-/// A result that a process may not return.
+/// The result does not match the work of its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WrongOutcome;
 
 impl Jobs {
-    /// No jobs, over `processes` processes, none of which is ready.
+    /// No jobs and `processes` processes, none of which is ready.
     pub(super) fn new(processes: usize) -> Self {
         Self { open: BTreeMap::new(), loads: vec![Load::default(); processes], has_waiting: false }
     }
@@ -70,7 +71,7 @@ impl Jobs {
         self.has_waiting = true;
     }
 
-    /// Drops a job without a result. Returns the process that runs it.
+    /// Removes a job without a result. Returns the process that it was assigned to.
     pub(super) fn cancel(&mut self, id: u64) -> Option<usize> {
         let job = self.open.remove(&id)?;
         let process = job.process?;
@@ -87,13 +88,13 @@ impl Jobs {
         }
         for (id, job) in self.open.iter_mut().filter(|(_, job)| job.process.is_none()) {
             let ready = self.loads.iter_mut().enumerate().filter(|(_, load)| load.is_ready);
-            let Some((process, load)) = ready.min_by_key(|(_, load)| (load.weight, load.completed)) else {
+            let Some((process, load)) = ready.min_by_key(|(_, load)| (load.cost, load.completed)) else {
                 self.has_waiting = true;
                 break;
             };
             job.process = Some(process);
             load.jobs += 1;
-            load.weight += job.work.weight();
+            load.cost += job.work.cost();
             assigned[process].push(*id);
         }
         assigned
@@ -104,9 +105,10 @@ impl Jobs {
         self.open.get(&id).map(|job| &job.work)
     }
 
-    /// Handles a result of a process. Fails, without a change, if it cannot be that of the job.
+    /// Delivers the result of a job to its caller. Fails, without a change, if the result does not
+    /// match the work.
     pub(super) fn complete(&mut self, process: usize, id: u64, outcome: Outcome) -> Result<(), WrongOutcome> {
-        // The job was canceled.
+        // The job was canceled, or assigned to another process.
         let Some(job) = self.open.get(&id).filter(|job| job.process == Some(process)) else { return Ok(()) };
         if !job.work.matches(&outcome) {
             return Err(WrongOutcome);
@@ -127,22 +129,22 @@ impl Jobs {
         }
     }
 
-    /// A process accepts jobs from now on.
+    /// Assigns jobs to a process from now on.
     pub(super) fn process_ready(&mut self, process: usize) {
         self.loads[process].is_ready = true;
     }
 
-    /// A process gets no further jobs.
+    /// Assigns no further jobs to a process.
     pub(super) fn stop_using(&mut self, process: usize) {
         self.loads[process].is_ready = false;
     }
 
-    /// A process was lost: its jobs wait for another. A tokenization that has lost too many
-    /// processes fails.
+    /// Returns the jobs of a lost process to the queue. A job that is not short fails once
+    /// [`MAX_LOSSES`] processes were lost while it was assigned to them.
     pub(super) fn process_lost(&mut self, process: usize) {
         self.stop_using(process);
         let load = &mut self.loads[process];
-        (load.jobs, load.weight) = (0, 0);
+        (load.jobs, load.cost) = (0, 0);
         let mut failed = Vec::new();
         for (id, job) in self.open.iter_mut().filter(|(_, job)| job.process == Some(process)) {
             job.process = None;
@@ -152,7 +154,7 @@ impl Jobs {
                 failed.push(*id);
             }
         }
-        let why = format!("{MAX_LOSSES} processes have ended while they ran this job");
+        let why = format!("{MAX_LOSSES} tokenizer processes have ended while they ran this job");
         failed.into_iter().for_each(|id| self.fail(id, &why));
     }
 
@@ -166,6 +168,6 @@ impl Jobs {
 impl Load {
     fn remove(&mut self, work: &Work) {
         self.jobs = self.jobs.saturating_sub(1);
-        self.weight = self.weight.saturating_sub(work.weight());
+        self.cost = self.cost.saturating_sub(work.cost());
     }
 }

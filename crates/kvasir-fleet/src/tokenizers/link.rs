@@ -1,6 +1,7 @@
 //! [`Link`]: the front's end of the socket of a tokenizer process.
 //!
-//! One task reads the socket and one writes it, so a process that does not read delays no other.
+//! Each socket has a task that reads and a task that writes, so a process that does not read its
+//! socket does not delay other processes.
 
 use crate::message::Header;
 use crate::tokenizers::frame::{self, FrameError};
@@ -16,23 +17,23 @@ use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
 };
 
-/// A message of a process, or why none follows.
+/// A message of a process, or the error after which no message follows.
 pub(super) struct Received {
     pub(super) tokenizer: usize,
     pub(super) generation: u32,
     pub(super) message: Result<FromTokenizer, FrameError>,
 }
 
-/// The front's end of a process's socket. Dropping it makes the process exit.
+/// Dropping it closes the socket, and the process exits.
 #[derive(Debug)]
 pub(super) struct Link {
-    /// Header of the last frame.
+    /// Header of the last frame that was sent.
     header: Header,
     frames: UnboundedSender<Vec<u8>>,
 }
 
 impl Link {
-    /// Reads and writes `socket`. `header` names the process; its number is 0.
+    /// Starts the tasks of `socket`. `header` identifies the process and must have number 0.
     pub(super) fn open(
         socket: unix::net::UnixStream,
         header: Header,
@@ -46,7 +47,7 @@ impl Link {
         Ok(Self { header, frames })
     }
 
-    /// Queues a message. False if it is too large.
+    /// Queues a message. Returns false if it is too large.
     pub(super) fn send(&mut self, message: &impl Serialize) -> bool {
         let header = Header { number: self.header.number + 1, ..self.header };
         let Some(frame) = frame::encode(header, message) else { return false };

@@ -1,4 +1,4 @@
-//! Tokenizer processes: tokenization of prompts and detokenization of answers outside of the front.
+//! Tokenizer processes: tokenize prompts and detokenize answers outside of the front process.
 //!
 //! ```text
 //! handlers ──► TokenizerClient ──► pool thread ──jobs──► reader ─► encoding threads   (process 0)
@@ -6,18 +6,19 @@
 //!    └─────────── results ────────────┘   └───results──── writer ◄──┘
 //! ```
 //!
-//! - `job`: what a process computes, and its result. `frame`: messages on a socket.
-//! - `jobs`: open jobs, and the process that each is assigned to.
-//! - `pool_command`, `client`: the handle of callers.
+//! - `job`: a job, its result, and messages. `frame`: framing of messages on a socket.
+//! - `jobs`: assigns open jobs to processes.
+//! - `client`: the handle of callers. `pool_command`: its messages to the pool.
 //! - `link`: the front's end of a process's socket. `pool`: the thread that supervises the
-//!   processes. `process`: the other side.
+//!   processes. `process`: the code of a tokenizer process.
 //!
-//! A job carries all that its result depends on; the state of a stream is its incomplete
-//! character. So a process holds no stream, and the jobs of a process that ends run on another.
-//! Jobs that are submitted at the same time travel in one message.
+//! A job contains everything that its result depends on, including the detokenizer state of a
+//! stream. Processes are therefore stateless, and the jobs of a process that ends run on another.
+//! Jobs that are submitted at the same time are sent in one message.
 //!
-//! Each process has a socket pair: its standard input. There is no path to leave behind, a
-//! suspended process delays no other one, and a process ends when the front's end is closed.
+//! Each process communicates over a socket pair, of which its standard input is one end. No socket
+//! file is left behind, a suspended process does not delay the others, and a process exits when the
+//! front closes its end.
 //!
 //! Guarded by `jobs/tests.rs`, `pool/tests.rs` and `kvasir-cli/tests/serve/tokenizers.rs`.
 

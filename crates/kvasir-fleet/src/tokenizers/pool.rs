@@ -1,8 +1,8 @@
 //! [`TokenizerPool`]: the thread that supervises the tokenizer processes and sends them jobs.
 //!
-//! Processes that end are restarted with back-off. One that has jobs and sends nothing for
-//! [`HANG_TIMEOUT`], or sends a message that cannot be read, is killed. Its jobs run on another
-//! process, or when one is ready. An idle pool uses no CPU.
+//! A process that ends is restarted with exponential backoff. A process that has jobs and sends
+//! nothing for [`HANG_TIMEOUT`], or that sends an invalid message, is killed. Its jobs run on
+//! another process as soon as one is ready. An idle pool uses no CPU.
 
 #[cfg(test)]
 mod tests;
@@ -37,11 +37,12 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-/// Time without a message at which a process that has jobs is killed. Processes report once per
-/// second that they run jobs.
+/// A process that has jobs is killed after this time without a message. A process that runs jobs
+/// sends a heartbeat once per second.
 const HANG_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes the arguments of a process from its index and the number of processes before it.
+/// Makes the arguments of a process from its index and its generation: the number of processes that
+/// had this index before.
 pub type TokenizerArguments = Box<dyn Fn(u32, u32) -> Vec<OsString> + Send>;
 
 /// Configuration of the tokenizer processes.
@@ -58,7 +59,7 @@ pub struct TokenizerConfig {
     pub on_log: OnLog,
 }
 
-/// Tokenizer processes that are ready. Dropping it ends them.
+/// A running pool of tokenizer processes. Dropping it ends them.
 pub struct TokenizerPool {
     client: TokenizerClient,
     commands: UnboundedSender<PoolCommand>,
@@ -69,31 +70,31 @@ impl TokenizerPool {
     /// Starts the processes, and waits until all of them are ready.
     pub fn start(config: TokenizerConfig) -> Result<Self, TokenizerError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (commands, orders) = unbounded_channel();
+        let (commands_to, commands) = unbounded_channel();
         let status = Arc::default();
-        let client = TokenizerClient::new(commands.clone(), Arc::clone(&status));
+        let client = TokenizerClient::new(commands_to.clone(), Arc::clone(&status));
         let (started_to, started) = mpsc::sync_channel(1);
         let run = move || {
             runtime.block_on(async {
                 let mut pool = Supervisor::new(config, status);
                 let result = pool.start_all().await;
                 let is_started = result.is_ok();
-                // The caller waits for it.
+                // `start` holds the receiver.
                 let _ = started_to.send(result);
                 if is_started {
-                    pool.serve(orders).await;
+                    pool.serve(commands).await;
                 }
             });
         };
         let thread = thread::Builder::new().name("tokenizers".into()).spawn(run)?;
         let thread = Some(thread);
-        let pool = Self { client, commands, thread };
+        let pool = Self { client, commands: commands_to, thread };
         let ended = || io::Error::other("the thread of the tokenizer processes has ended");
         started.recv().map_err(|_| ended())??;
         Ok(pool)
     }
 
-    /// A handle to use the processes.
+    /// A handle that submits jobs to the processes.
     pub fn client(&self) -> TokenizerClient {
         self.client.clone()
     }
@@ -120,10 +121,10 @@ struct Supervisor {
     status: Arc<Mutex<Vec<TokenizerStatus>>>,
 }
 
-/// A tokenizer process.
+/// The front's view of one tokenizer process.
 struct Process {
     replica: Replica,
-    /// `None` while no process runs, or after a message of it was refused.
+    /// `None` while no process runs, and after the process was told to end.
     link: Option<Link>,
 }
 
@@ -152,13 +153,13 @@ impl Supervisor {
         }
         while self.processes.iter().any(|process| process.replica.phase != ReplicaPhase::Ready) {
             select! {
-                Some(received) = self.received.recv() => self.take(received)?,
+                Some(received) = self.received.recv() => self.handle_message(received)?,
                 Some(Ended { replica, why, .. }) = self.ended.recv() => {
                     return Err(TokenizerError::Ended { tokenizer: replica, why });
                 }
             }
         }
-        self.publish();
+        self.publish_status();
         Ok(())
     }
 
@@ -186,7 +187,7 @@ impl Supervisor {
             let command = select! {
                 command = commands.recv() => Some(command.unwrap_or(PoolCommand::Exit)),
                 Some(received) = self.received.recv() => {
-                    self.take_logged(received);
+                    self.handle_message_or_log(received);
                     None
                 }
                 Some(ended) = self.ended.recv() => {
@@ -199,7 +200,7 @@ impl Supervisor {
                     None
                 }
             };
-            // Jobs that have arrived by now travel in one message.
+            // Takes all pending commands, so that their jobs are sent in one message per process.
             let mut command = command.or_else(|| commands.try_recv().ok());
             while let Some(next) = command {
                 match next {
@@ -210,10 +211,10 @@ impl Supervisor {
                 command = commands.try_recv().ok();
             }
             while let Ok(received) = self.received.try_recv() {
-                self.take_logged(received);
+                self.handle_message_or_log(received);
             }
-            self.flush();
-            self.publish();
+            self.send_waiting_jobs();
+            self.publish_status();
         }
     }
 
@@ -229,14 +230,14 @@ impl Supervisor {
         }
     }
 
-    fn take_logged(&mut self, received: Received) {
-        if let Err(error) = self.take(received) {
+    fn handle_message_or_log(&mut self, received: Received) {
+        if let Err(error) = self.handle_message(received) {
             (self.config.on_log)(true, &error.to_string());
         }
     }
 
-    /// Handles a message of a process. Fails if the process is refused.
-    fn take(&mut self, received: Received) -> Result<(), TokenizerError> {
+    /// Handles a message of a process. Fails if the process does not match the identity.
+    fn handle_message(&mut self, received: Received) -> Result<(), TokenizerError> {
         let Received { tokenizer: index, generation, message } = received;
         let process = &mut self.processes[index];
         if process.replica.header.generation != generation {
@@ -244,7 +245,7 @@ impl Supervisor {
         }
         let message = match message {
             Ok(message) => message,
-            // Its exit is a separate input.
+            // The exit of the process is handled when `ended` reports it.
             Err(FrameError::Closed(_)) => return Ok(()),
             Err(error) => {
                 self.refuse_message(index, &error.to_string());
@@ -256,7 +257,9 @@ impl Supervisor {
             FromTokenizer::Hello { protocol, identity } => {
                 let difference = match protocol {
                     PROTOCOL => self.config.identity.difference(&identity),
-                    other => Some(format!("it has message protocol version `{other}`, not `{PROTOCOL}`")),
+                    other => {
+                        Some(format!("it has message protocol version `{other}`, the front has `{PROTOCOL}`"))
+                    }
                 };
                 if let Some(why) = difference {
                     process.send(&ToTokenizer::Refused { why: why.clone() });
@@ -272,21 +275,21 @@ impl Supervisor {
             FromTokenizer::Results(results) => {
                 for (id, outcome) in results {
                     if self.jobs.complete(index, id, outcome).is_err() {
-                        self.refuse_message(index, "it has sent the result of another kind of job");
+                        self.refuse_message(index, "it has sent a result that does not match its job");
                         break;
                     }
                 }
             }
-            FromTokenizer::Busy => {}
+            FromTokenizer::Heartbeat => {}
         }
         Ok(())
     }
 
-    /// Drops a message that cannot be read, and kills the process that has sent it.
+    /// Counts and logs an invalid message, and kills the process that has sent it.
     fn refuse_message(&mut self, index: usize, why: &str) {
         let process = &mut self.processes[index];
         process.replica.dropped += 1;
-        (self.config.on_log)(true, &format!("tokenizer process {index}: {why}; killing its process"));
+        (self.config.on_log)(true, &format!("tokenizer process {index}: {why}; killing it"));
         process.kill();
         self.jobs.stop_using(index);
     }
@@ -298,7 +301,7 @@ impl Supervisor {
         for index in hung {
             let seconds = self.watchdog.timeout_seconds();
             let line = format!(
-                "tokenizer process {index} has jobs and has sent nothing for {seconds:.0} s; killing its process"
+                "tokenizer process {index} has jobs and has sent nothing for {seconds:.0} s; killing it"
             );
             (self.config.on_log)(true, &line);
             self.processes[index].replica.hangs += 1;
@@ -338,8 +341,8 @@ impl Supervisor {
         }
     }
 
-    /// Sends the jobs that wait to ready processes.
-    fn flush(&mut self) {
+    /// Assigns the waiting jobs to ready processes, and sends them.
+    fn send_waiting_jobs(&mut self) {
         for (index, ids) in self.jobs.assign().into_iter().enumerate() {
             if ids.is_empty() {
                 continue;
@@ -352,14 +355,14 @@ impl Supervisor {
             if link.send(&jobs(&ids)) {
                 continue;
             }
-            // Together they are too large: one message for each.
+            // The jobs are too large for one message: send one message per job.
             let too_large: Vec<u64> =
                 ids.into_iter().filter(|id| !link.send(&jobs(std::slice::from_ref(id)))).collect();
             too_large.into_iter().for_each(|id| self.jobs.fail(id, "the text is too large for a message"));
         }
     }
 
-    fn publish(&self) {
+    fn publish_status(&self) {
         let mut all = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         all.resize_with(self.processes.len(), TokenizerStatus::default);
         for (index, (status, Process { replica, .. })) in all.iter_mut().zip(&self.processes).enumerate() {
@@ -384,7 +387,7 @@ impl Supervisor {
                 self.processes[replica].replica.ended(why);
             }
         };
-        // The rest is killed when the runtime is dropped.
+        // Dropping the runtime kills the processes that have not exited.
         let _ = timeout(EXIT_TIME, wait).await;
     }
 }

@@ -1,10 +1,10 @@
-//! [`PoolCommand`]: what callers send to the thread of the tokenizer processes.
+//! [`PoolCommand`]: the messages of callers to the pool's thread.
 
 use crate::tokenizers::job::Work;
 use crate::tokenizers::jobs::Reply;
 use std::fmt;
 
-/// From callers to the pool.
+/// A message to the pool's thread.
 pub(super) enum PoolCommand {
     Submit {
         id: u64,
@@ -14,7 +14,7 @@ pub(super) enum PoolCommand {
     Cancel {
         id: u64,
     },
-    /// Ends all processes, and then the pool.
+    /// Ends all processes and the pool's thread.
     Exit,
 }
 

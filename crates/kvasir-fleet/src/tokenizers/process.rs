@@ -1,9 +1,9 @@
-//! [`run_tokenizer`]: a tokenizer process.
+//! [`run_tokenizer`]: the main loop of a tokenizer process.
 //!
-//! One thread reads jobs, detokenizes, and writes results. Tokenizations, whose run time depends on
-//! the text, run on threads of their own, as many as the front sends at once. The process exits
-//! when the front closes its socket, so it does not outlive the front. It ignores signals to
-//! terminate, because the front handles them and lets running answers end.
+//! One thread reads jobs, detokenizes the tokens of streams, and writes results. Other jobs, whose
+//! run time depends on the text, run on up to [`MAX_THREADS`] blocking threads. The process exits
+//! when the front closes the socket, so it does not outlive the front. It ignores signals to
+//! terminate: the front handles them, and needs the process until running answers have ended.
 
 use crate::message::{Header, Identity};
 use crate::tokenizers::error::TokenizerError;
@@ -34,8 +34,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Interval of the reports that jobs run.
-const BUSY_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of heartbeats while jobs run.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of threads that run jobs.
 const MAX_THREADS: usize = 64;
 
@@ -43,11 +43,11 @@ const MAX_THREADS: usize = 64;
 pub struct TokenizerProcessConfig {
     /// Index of the process.
     pub tokenizer: u32,
-    /// Number of processes before it with this index.
+    /// Number of processes that had this index before.
     pub generation: u32,
     /// Version, model and options, which the front checks.
     pub identity: Identity,
-    /// Tokenizer and marker tokens.
+    /// Tokenizer and special tokens of the model.
     pub chat: ChatModel,
 }
 
@@ -66,17 +66,17 @@ pub fn run_tokenizer(config: TokenizerProcessConfig) -> Result<(), TokenizerErro
         let process = Process { writer, header, chat, running: HashMap::new(), results_to };
         process.serve(reader, results, identity).await
     });
-    // Does not wait for jobs that still run.
+    // Does not wait for running jobs.
     runtime.shutdown_background();
     result
 }
 
 struct Process {
     writer: OwnedWriteHalf,
-    /// Header of the last message.
+    /// Header of the last message that was sent.
     header: Header,
     chat: Arc<ChatModel>,
-    /// Jobs that run on threads of their own, with their cancel flags.
+    /// Cancel flags of the jobs that run on blocking threads, by job id.
     running: HashMap<u64, Arc<AtomicBool>>,
     results_to: UnboundedSender<(u64, Outcome)>,
 }
@@ -89,18 +89,18 @@ impl Process {
         identity: Identity,
     ) -> Result<(), TokenizerError> {
         let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        // Handlers are installed and never read, so these signals have no effect.
+        // A signal with a handler does not end the process. The handlers are never polled.
         let _ignored = signals.map(signal);
         let (messages_to, mut messages) = unbounded_channel();
         tokio::spawn(read_messages(reader, self.header, messages_to));
         self.send(&FromTokenizer::Hello { protocol: PROTOCOL, identity }).await?;
-        let mut busy_due = Instant::now();
+        let mut heartbeat_due = Instant::now();
         loop {
             let has_running = !self.running.is_empty();
             select! {
                 message = messages.recv() => {
                     if !has_running {
-                        busy_due = Instant::now() + BUSY_INTERVAL;
+                        heartbeat_due = Instant::now() + HEARTBEAT_INTERVAL;
                     }
                     match message {
                         Some(ToTokenizer::Jobs(jobs)) => jobs.into_iter().for_each(|job| self.begin(job)),
@@ -122,20 +122,20 @@ impl Process {
                     batch.iter().for_each(|(id, _)| drop(self.running.remove(id)));
                     self.send_results(batch).await?;
                 }
-                () = sleep_until(busy_due), if has_running => {
-                    self.send(&FromTokenizer::Busy).await?;
-                    busy_due = Instant::now() + BUSY_INTERVAL;
+                () = sleep_until(heartbeat_due), if has_running => {
+                    self.send(&FromTokenizer::Heartbeat).await?;
+                    heartbeat_due = Instant::now() + HEARTBEAT_INTERVAL;
                 }
             }
         }
     }
 
-    /// Runs a short job, or starts a thread for another.
+    /// Runs a short job, or starts another job on a blocking thread.
     fn begin(&mut self, Job { id, work }: Job) {
         let (is_short, chat, results) = (work.is_short(), Arc::clone(&self.chat), self.results_to.clone());
         let canceled = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&canceled);
-        // A panic fails only its job.
+        // A panic of the tokenizer fails this job only.
         let run = move || {
             let outcome = catch_unwind(AssertUnwindSafe(|| work.run(&chat, &flag)));
             let outcome = outcome.unwrap_or_else(|_| Outcome::Failed("the tokenizer has panicked".into()));
@@ -150,7 +150,7 @@ impl Process {
         }
     }
 
-    /// Sends results in one message, or in one for each if they are too large together.
+    /// Sends results in one message, or in one message each if they are too large for one.
     async fn send_results(&mut self, batch: Vec<(u64, Outcome)>) -> io::Result<()> {
         let message = FromTokenizer::Results(batch);
         if self.send(&message).await? {
@@ -166,7 +166,7 @@ impl Process {
         Ok(())
     }
 
-    /// Sends a message. False if it is too large.
+    /// Sends a message. Returns false if it is too large.
     async fn send(&mut self, message: &FromTokenizer) -> io::Result<bool> {
         let header = Header { number: self.header.number + 1, ..self.header };
         let Some(bytes) = frame::encode(header, message) else { return Ok(false) };
@@ -176,7 +176,7 @@ impl Process {
     }
 }
 
-/// Reads messages until one cannot be read.
+/// Forwards messages until the socket is closed or a frame is refused.
 async fn read_messages(
     reader: OwnedReadHalf,
     mut header: Header,

@@ -21,7 +21,7 @@ impl Tokenizer {
 /// Converts tokens to text as they arrive.
 ///
 /// Invariants: emitted text is final, never contains a partial UTF-8 character, and concatenates to
-/// the same text as `decode`. The state is the bytes of at most one incomplete character.
+/// the same text as `decode`. Its state is the bytes of at most one incomplete character.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TextStream {

@@ -1,4 +1,4 @@
-//! The fingerprint of a tokenizer, by which processes check that they have loaded the same one.
+//! A hash by which processes check that they have loaded the same tokenizer.
 
 use crate::tokenizer::Tokenizer;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,8 +8,8 @@ const PROBE: &str =
     "  The naïve café's 12345 ﬁles:\n\n\tfn main() { x += 1; } 日本語 🦀👩‍👩‍👧 e\u{301} İ\u{a0}end";
 
 impl Tokenizer {
-    /// A hash of the spellings and bytes of all tokens, and of the tokens of a probe text. Equal in
-    /// all processes of one build that have loaded the same files; not stable across Rust versions.
+    /// Hashes the spellings and bytes of all tokens, and the tokens of [`PROBE`]. Equal in all
+    /// processes of one build that have loaded the same files; not stable across Rust versions.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for id in 0..self.len() as u32 {

@@ -14,11 +14,11 @@ use crate::blocks::index::Index;
 use crate::blocks::pending::Pending;
 use crate::blocks::sequence::{ClaimedRow, Seq};
 use crate::contract::error::CacheError;
-use crate::contract::ids::{Position, SeqId, StepId};
+use crate::contract::ids::{PoolId, Position, SeqId, StepId};
 use crate::contract::mask::Mask;
 use crate::contract::plan::Plan;
 use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment};
-use crate::contract::span::{PoolId, Span};
+use crate::contract::span::Span;
 use crate::shared::plan_writer::{OpenPlan, Placed};
 use std::ops::Range;
 

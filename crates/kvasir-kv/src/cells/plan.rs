@@ -12,11 +12,11 @@
 use crate::cells::entries::Entries;
 use crate::cells::{Cells, Row, Sequence, Written};
 use crate::contract::error::CacheError;
-use crate::contract::ids::{Position, StepId};
+use crate::contract::ids::{PoolId, Position, StepId};
 use crate::contract::mask::{Mask, set_range, words_for};
 use crate::contract::plan::Plan;
 use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment};
-use crate::contract::span::{PoolId, Span};
+use crate::contract::span::Span;
 use crate::shared::plan_writer::{OpenPlan, Placed};
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Integer ids of the KV cache: token, position, slot, block, sequence and step.
+//! Integer ids of the KV cache: token, position, slot, block, pool, sequence and step.
 //!
 //! `SeqId` carries a use count beside the table index, so an id is never issued twice and a stale
 //! id is recognized.
@@ -14,6 +14,11 @@ pub type Slot = u32;
 /// A block of `block_size` slots, the unit of allocation; block `b` holds slots `b * block_size
 /// ..`.
 pub type BlockId = u32;
+
+/// The pool of a segment or a state: 0 is the session's own, others hold frozen prefixes
+/// (`SharedPrefix`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PoolId(pub u32);
 
 /// One sequence inside one cache. Low half: table index; high half: use count of that entry. An id
 /// is never issued twice, so a stale one is recognized.

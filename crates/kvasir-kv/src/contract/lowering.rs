@@ -12,11 +12,11 @@
 //! `tests/oracle/device.rs` lowers
 //! every plan it runs and compares.
 
-use crate::contract::ids::{Position, Slot};
+use crate::contract::ids::{PoolId, Position, Slot};
 use crate::contract::mask::{Mask, set_range, words_for};
 use crate::contract::plan::Plan;
 use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment};
-use crate::contract::span::{PoolId, Span};
+use crate::contract::span::Span;
 
 /// Rewrites any plan into the explicit-mask form; keeps its memory from plan to plan. All batch
 /// rows then read one *window*: every slot that some row reads, once, in rising order of position.
@@ -28,8 +28,8 @@ pub struct Lowering {
 
 impl Lowering {
     /// Writes the explicit-mask form of `plan` into `out`, reusing its memory. Takes time and mask
-    /// bits in proportion to queries times slots read; sorts the window. Sections of window groups
-    /// are lowered likewise; states are copied as they are.
+    /// bits in proportion to queries times slots read; sorts the window. Lowers every section of
+    /// attention layers; copies `states` unchanged.
     pub fn lower(&mut self, plan: &Plan, out: &mut Plan) {
         out.reset(plan.step, plan.generation);
         out.positions.extend_from_slice(&plan.positions);

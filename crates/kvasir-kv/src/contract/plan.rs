@@ -1,8 +1,11 @@
-//! `Plan`: the attention metadata of one step, a section per layer group.
+//! `Plan`: the attention metadata of one step, with a section per layer group (vLLM: KV cache
+//! group).
 //!
-//! The section of group 0 (`full`) has a slot per position; window groups have sections of the same
-//! form over pools of their own, and recurrent layers a `StateSection`. A model whose layers are all
-//! in group 0 has no others. `Plan` derefs to `full`.
+//! - Group 0 (`full`): layers whose pool has a slot for every position of a sequence.
+//! - Window groups (`windows`): sliding-window layers, each group with a pool of its own.
+//! - Recurrent layers (`states`): slots of states instead of K and V.
+//!
+//! If all layers of a model are in group 0, the other sections are empty. `Plan` derefs to `full`.
 //!
 //! Plain data in deterministic order: a clone is independent of its original, and two plans are
 //! equal if they say the same in the same places. A caller reuses the vectors from step to step.
@@ -22,18 +25,18 @@ pub struct Plan {
     pub generation: u64,
     /// Position of every query token.
     pub positions: Vec<Position>,
-    /// Group 0: layers that attend to every position.
+    /// Group 0: layers whose pool has a slot for every position.
     pub full: Section,
-    /// Groups of sliding-window layers, in the order of their ids. Their rows are those of `full`,
-    /// with reads of their own and without explicit masks.
+    /// Groups of sliding-window layers, in the order of their ids. They have the sequences and
+    /// queries of `full` in the same order, but their own segments, and no explicit masks.
     pub windows: Vec<Section>,
     /// Recurrent layers.
     pub states: StateSection,
 }
 
 impl Plan {
-    /// Empties the plan for a step, keeping the memory of `full` and `states`; it has no window
-    /// sections then. For plans written by hand; `Cache::plan` does so itself.
+    /// Empties the plan for a step: keeps the memory of `full` and `states`, and removes the window
+    /// sections. For plans written by hand; `Cache::plan` does so itself.
     pub fn reset(&mut self, step: StepId, generation: u64) {
         self.step = step;
         self.generation = generation;
@@ -43,13 +46,13 @@ impl Plan {
         self.states.reset();
     }
 
-    /// The sections of all groups with K and V, group 0 first.
+    /// The sections of attention layers: group 0, then the window groups.
     pub fn sections(&self) -> impl Iterator<Item = &Section> {
         std::iter::once(&self.full).chain(&self.windows)
     }
 }
 
-/// The section of group 0.
+/// Derefs to the section of group 0.
 impl Deref for Plan {
     type Target = Section;
     #[inline]
@@ -58,7 +61,7 @@ impl Deref for Plan {
     }
 }
 
-/// The section of group 0.
+/// Derefs to the section of group 0.
 impl DerefMut for Plan {
     #[inline]
     fn deref_mut(&mut self) -> &mut Section {

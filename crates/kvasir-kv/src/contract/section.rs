@@ -9,14 +9,14 @@
 //! The block tables may be shared with the cache that wrote them (`PlanTable`).
 //! `tests/oracle/device.rs` checks the form of every section.
 
-use crate::contract::ids::{Position, SeqId, Slot};
+use crate::contract::ids::{PoolId, Position, SeqId, Slot};
 use crate::contract::mask::Mask;
 use crate::contract::plan_table::PlanTable;
-use crate::contract::span::{PoolId, Span};
+use crate::contract::span::Span;
 use serde::{Deserialize, Serialize};
 
-/// Copy of one slot's K and V, in every layer, before the step runs; stored bytes verbatim. All of
-/// a plan's copies read before any of them writes.
+/// Copy of one slot's stored K and V bytes, in every layer of the group, before the step runs. All
+/// copies of a section read before any of them writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotCopy {
     /// Source.
@@ -92,8 +92,8 @@ pub enum PlanKind {
     Explicit,
 }
 
-/// Attention metadata of one layer group: slot copies, slot mapping, block tables and masks. Slots
-/// are those of the group's pool.
+/// Attention metadata of one layer group: slot copies, slot mapping, block tables and masks. All
+/// slots are slots of the group's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Section {
     /// Classification.
@@ -139,8 +139,8 @@ impl Section {
         })
     }
 
-    /// Slot of entry `i` of `segment`, which must be of this section; panics if the table ends before
-    /// it.
+    /// Slot of entry `i` of `segment`, which must be of this section. Panics if the table ends
+    /// before the entry.
     pub fn slot(&self, segment: &Segment, i: u32) -> Slot {
         match segment.layout {
             Layout::Run { start } => start + i,

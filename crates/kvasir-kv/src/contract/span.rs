@@ -1,4 +1,4 @@
-//! `Span`: a range of one of a plan's flat lists; `PoolId`: the pool that a slot belongs to.
+//! `Span`: a range of one of the flat lists of a plan or a batch.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,3 @@ impl Span {
         self.start as usize..(self.start + self.len) as usize
     }
 }
-
-/// The pool of a segment: 0 is the session's own, others hold frozen prefixes (`SharedPrefix`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct PoolId(pub u32);

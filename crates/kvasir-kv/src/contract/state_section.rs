@@ -1,52 +1,57 @@
 //! `StateSection`: where a step reads and writes the recurrent states of its sequences.
 //!
 //! A state slot holds one state of each recurrent layer, at one position of one sequence. A row
-//! reads the state of slot `from`, feeds its tokens to the recurrence in order of position, and
-//! writes the state that results to slot `to`. `from` and `to` are one slot unless the old state
-//! is to be kept, so a checkpoint is never copied.
+//! reads the state of slot `from`, applies the recurrence to its inputs in order of position, and
+//! writes the resulting state to slot `to`. `from` and `to` are the same slot unless the old state
+//! is kept as a checkpoint, so a checkpoint is never copied.
 //!
-//! The *inputs* of a row, in order: `replay` rows of the tail that an earlier step wrote, then the
-//! queries of the batch row without its first `skip` ones. `commit` and `StateSave::after` count
+//! Draft tokens do not change the state until they are accepted: the executor stores their inputs
+//! to the recurrence in a *tail*, one tail row per draft token, and a later step replays those that
+//! were accepted.
+//!
+//! The *inputs* of a row, in order: the first `replay` rows of the tail, then the queries of the
+//! batch row without its first `skip` queries. `commit` and `StateSave::after` are numbers of
 //! inputs:
 //!
-//! - `to` gets the state after `commit` of them.
-//! - Each save stores the state after `after` of them in one more slot.
-//! - The inputs after `commit` are draft tokens: the executor writes them to the tail rows
-//!   `0 ..` of slot `tail`. Once some are accepted, a later step replays those.
+//! - Slot `to` receives the state after the first `commit` inputs.
+//! - Each save writes the state after the first `after` inputs to another slot.
+//! - The inputs after `commit` are draft tokens; the executor writes them to the tail of slot
+//!   `tail`, from row 0.
 //!
-//! A slot that one row of a step writes is named by no other row of it, neither as `to`, save or
-//! tail nor as `from`. So the rows may run in any order, or beside each other.
+//! Invariant: if a row of a step writes a slot (`to`, save or tail), no other row of the step reads
+//! or writes that slot. So the rows may run in any order or concurrently.
 
-use crate::contract::ids::Slot;
-use crate::contract::span::{PoolId, Span};
+use crate::contract::ids::{PoolId, Slot};
+use crate::contract::span::Span;
 use serde::{Deserialize, Serialize};
 
 /// One batch row of a step in the pool of recurrent states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateRow {
-    /// State before the first input; `None`: the initial state, all zeros.
+    /// Slot of the state before the first input; `None` for the initial state, all zeros.
     pub from: Option<(PoolId, Slot)>,
-    /// Slot that gets the state after `commit` inputs. Unused if `commit` is 0.
+    /// Slot that receives the state after `commit` inputs. Unused if `commit` is 0.
     pub to: Slot,
-    /// Tail of the sequence: the inputs of its draft tokens.
+    /// Slot of the sequence's tail, which stores the inputs of draft tokens.
     pub tail: Slot,
-    /// Tail rows, from 0, that precede the queries.
+    /// Number of tail rows, from row 0, that are inputs before the queries.
     pub replay: u32,
-    /// Leading queries that are no inputs: redirected ones, which `from` covers already. No later
-    /// row reads their outputs.
+    /// Number of leading queries that are not inputs: redirected ones, which `from` covers already.
+    /// No later row reads their outputs.
     pub skip: u32,
-    /// Inputs that `to` covers; the others are drafts. At least `replay`; 0 for a dummy row.
+    /// Number of inputs that `to` covers; the others are draft tokens. At least `replay`; 0 for a
+    /// dummy row.
     pub commit: u32,
-    /// Its saves, as a range of [`StateSection::saves`].
+    /// The row's saves, as a range of [`StateSection::saves`].
     pub saves: Span,
 }
 
-/// A checkpoint that a step stores while it runs.
+/// A checkpoint that a step writes after some of a row's inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateSave {
-    /// Number of inputs that it covers, from 1 to the row's `commit`. Rising within a row.
+    /// Number of inputs that it covers, from 1 to the row's `commit`. Increases within a row.
     pub after: u32,
-    /// Slot that gets the state.
+    /// Slot that receives the state.
     pub slot: Slot,
 }
 

@@ -17,12 +17,12 @@ use crate::contract::capabilities::{
     Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
 use crate::contract::error::CacheError;
-use crate::contract::ids::{BlockId, Position, SeqId, StepId, Token};
+use crate::contract::ids::{BlockId, PoolId, Position, SeqId, StepId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::mask::{Mask, set_range, shift_into, words_for};
 use crate::contract::plan::Plan;
 use crate::contract::section::{PlanKind, PlanRow, Section, Segment};
-use crate::contract::span::{PoolId, Span};
+use crate::contract::span::Span;
 use crate::contract::usage::{BlockUse, PoolUsage};
 use crate::prefixed::shared_prefix::{Lease, SharedPrefix};
 use std::ops::Range;

@@ -5,8 +5,8 @@
 //! decides when the backend may free the pool: `PrefixWatch::is_gone`. Nothing here writes the rows
 //! again.
 
+use crate::contract::ids::PoolId;
 use crate::contract::section::{Layout, Segment};
-use crate::contract::span::PoolId;
 use std::sync::{Arc, Weak};
 
 /// A frozen prefix: its pool, its rows there, and the prefix below it.

@@ -38,7 +38,7 @@ pub struct PlainExecutor {
     frozen: HashMap<PoolId, Arc<Pool>>,
     rows: Vec<SamplerRow>,
     ranks: Option<Box<dyn Ranks>>,
-    experts: Option<Box<dyn ExpertExchange>>,
+    expert_exchange: Option<Box<dyn ExpertExchange>>,
     drafting: Option<Box<Drafting>>,
     batch_sizes: Vec<u32>,
 }
@@ -71,7 +71,7 @@ impl PlainExecutor {
             frozen: HashMap::new(),
             rows,
             ranks: None,
-            experts: None,
+            expert_exchange: None,
             drafting: None,
             batch_sizes: Vec::new(),
         }
@@ -92,11 +92,14 @@ impl PlainExecutor {
         Ok(self)
     }
 
-    /// Makes it one of the replicas that share the model's experts; fails if the experts were
-    /// divided among another number of replicas.
-    pub fn sharing_experts(mut self, experts: impl ExpertExchange + 'static) -> Result<Self, String> {
-        self.compiled.program.check_replicas(experts.count())?;
-        self.experts = Some(Box::new(experts));
+    /// Makes it one replica of an expert-parallel group. Fails if the model's experts were not
+    /// divided among that many replicas.
+    pub fn with_expert_parallelism(
+        mut self,
+        exchange: impl ExpertExchange + 'static,
+    ) -> Result<Self, String> {
+        self.compiled.program.check_replicas(exchange.count())?;
+        self.expert_exchange = Some(Box::new(exchange));
         Ok(self)
     }
 
@@ -148,7 +151,7 @@ impl PlainExecutor {
             final_lens: &final_lens,
             hidden: hidden.unwrap_or_default(),
             ranks: self.ranks.as_deref(),
-            experts: self.experts.as_deref(),
+            expert_exchange: self.expert_exchange.as_deref(),
         };
         let mut run = Run::new(job, &mut self.own);
         run.all()?;
@@ -166,7 +169,7 @@ impl PlainExecutor {
         let (batch, plan, program) = (&step.batch, &step.plan, &self.compiled.program);
         let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
         program.check_ranks(ranks).map_err(StepError::Failed)?;
-        let replicas = self.experts.as_ref().map_or(1, |experts| experts.count());
+        let replicas = self.expert_exchange.as_ref().map_or(1, |exchange| exchange.count());
         program.check_replicas(replicas).map_err(StepError::Failed)?;
         step.check_sizes(self.limits.tokens)?;
         if program.is_encoder() {

@@ -82,18 +82,19 @@ pub struct Program {
     /// The rank whose shard it computes ([`Program::for_rank`]); `None` for a complete model.
     #[serde(default)]
     pub shard: Option<Shard>,
-    /// The replica whose experts it has ([`Program::for_replica`]); `None` if it has all experts.
+    /// The expert-parallel replica whose experts it has ([`Program::for_replica`]); `None` if it
+    /// has all experts.
     #[serde(default)]
     pub expert_shard: Option<Shard>,
 }
 
-/// The rank that a sharded program belongs to: a tensor-parallel rank, or a replica that shares its
-/// experts with others.
+/// The rank that a sharded program belongs to: a tensor-parallel rank or an expert-parallel
+/// replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
-    /// The rank, from 0.
+    /// The rank or replica, from 0.
     pub rank: usize,
-    /// Number of ranks.
+    /// Number of ranks or replicas.
     pub ranks: usize,
 }
 
@@ -134,10 +135,10 @@ impl Program {
     }
 
     /// Experts per token (top-k) of a mixture op; 0 for other ops.
-    pub fn chosen(&self, op: &Op) -> usize {
+    pub fn top_k(&self, op: &Op) -> usize {
         let Op::Mixture { routes, .. } = op else { return 0 };
         match self.value(*routes).holds {
-            Holds::Routes(chosen) => chosen,
+            Holds::Routes(top_k) => top_k,
             _ => 0,
         }
     }
@@ -160,13 +161,14 @@ impl Program {
         }
     }
 
-    /// Returns an error if the program's experts are sharded for another number of replicas.
+    /// Returns an error if the program's experts are sharded for another number of expert-parallel
+    /// replicas.
     pub fn check_replicas(&self, count: usize) -> Result<(), String> {
         let shards = self.expert_shard.map_or(1, |shard| shard.ranks);
         if shards == count {
             return Ok(());
         }
-        Err(format!("a program with experts for {shards} replicas cannot run among {count}"))
+        Err(format!("a program whose experts are divided among {shards} replicas cannot run on {count}"))
     }
 
     /// The number of tensor-parallel ranks it is sharded for; `None` for a complete model.

@@ -202,8 +202,8 @@ impl Subscriber {
 }
 
 impl Subscribers {
-    /// Adds new subscribers and drops those that have ended.
-    fn accept(&mut self) {
+    /// Adds new subscribers, and removes those whose receivers are closed.
+    fn update_subscribers(&mut self) {
         self.subscribers.extend(self.receiver.try_iter());
         self.subscribers.retain(|subscriber| !subscriber.send.is_closed());
     }
@@ -211,14 +211,14 @@ impl Subscribers {
 
 impl Observer for Subscribers {
     fn scheduled(&mut self, core: &Core, step: &Step) {
-        self.accept();
+        self.update_subscribers();
         for tracer in self.subscribers.iter_mut().filter_map(Subscriber::tracer) {
             tracer.scheduled(core, step);
         }
     }
 
     fn joined(&mut self, core: &Core, step: &Step, now: Nanos) {
-        self.accept();
+        self.update_subscribers();
         for tracer in self.subscribers.iter_mut().filter_map(Subscriber::tracer) {
             tracer.joined(core, step, now);
             tracer.flush();

@@ -34,7 +34,7 @@ pub struct EngineMetrics {
     pub(super) slots_retained: Gauge,
     pub(crate) steps: Counter,
     pub(super) failed_steps: Counter,
-    /// Dummy steps that joined steps of other replicas.
+    /// Dummy steps that joined steps of other expert-parallel replicas.
     pub(super) dummy_steps: Counter,
     pub(super) step_time: Histogram,
     pub(super) step_tokens: Histogram,

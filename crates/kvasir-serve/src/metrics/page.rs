@@ -9,18 +9,18 @@ use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::engine_metrics::{DRAFT_POSITIONS, EngineMetrics};
 use crate::metrics::prometheus::{Names, TextExposition};
-use crate::metrics::tokenizers::tokenizers;
+use crate::metrics::tokenizers::tokenizer_processes;
 use crate::metrics::transfers::transfers;
 use crate::metrics::{FINISHED, Metrics, REJECTED};
 use kvasir_chat::TokenizerStatus;
 use kvasir_engine::{ReplicaPhase, ReplicaStatus};
 
-/// State of the server beside its engine metrics.
+/// Status of the server beside its engine metrics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServerStatus<'a> {
-    /// Engines in processes of their own.
+    /// Engine processes; empty if the engine runs in the server's process.
     pub replicas: &'a [ReplicaStatus],
-    /// Tokenizer processes.
+    /// Tokenizer processes; empty if the server's process tokenizes.
     pub tokenizers: &'a [TokenizerStatus],
     /// Reports that were dropped because a log or trace queue was full.
     pub dropped_reports: u64,
@@ -31,14 +31,14 @@ pub struct ServerStatus<'a> {
 impl Metrics {
     /// All metrics in Prometheus' text format. `open` is the number of open answers.
     pub fn page(&self, names: Names, model: &str, open: usize, status: ServerStatus<'_>) -> String {
-        let ServerStatus { replicas, tokenizers: of_tokenizers, .. } = status;
+        let ServerStatus { replicas, tokenizers, .. } = status;
         let mut page = TextExposition::new(names.prefix(), model);
         self.scheduler_gauges(&mut page);
         self.gauges(&mut page, open);
         self.replica_gauges(&mut page);
         replica_processes(&mut page, replicas);
         transfers(&mut page, replicas);
-        tokenizers(&mut page, of_tokenizers);
+        tokenizer_processes(&mut page, tokenizers);
         self.counters(&mut page);
         report_losses(&mut page, status);
         self.per_key.expose(&mut page);
@@ -179,7 +179,7 @@ impl Metrics {
         page.counter("failed_steps_total", "Engine steps that failed.", self.engine.failed_steps.get());
         page.counter(
             "dummy_steps_total",
-            "Dummy steps of engines that share experts: they joined a step of another engine without work.",
+            "Dummy steps: steps that an expert-parallel engine without work runs with the other engines.",
             self.engine.dummy_steps.get(),
         );
         let by = |label: &'static str, names: &'static [&'static str]| {

@@ -3,8 +3,8 @@
 use crate::metrics::prometheus::TextExposition;
 use kvasir_chat::TokenizerStatus;
 
-/// Exposes the state and the counters of all tokenizer processes.
-pub(crate) fn tokenizers(page: &mut TextExposition, tokenizers: &[TokenizerStatus]) {
+/// Exposes the readiness and the counters of each tokenizer process; nothing without them.
+pub(crate) fn tokenizer_processes(page: &mut TextExposition, tokenizers: &[TokenizerStatus]) {
     if tokenizers.is_empty() {
         return;
     }
@@ -34,7 +34,7 @@ pub(crate) fn tokenizers(page: &mut TextExposition, tokenizers: &[TokenizerStatu
     );
     page.counters(
         "tokenizer_hangs_total",
-        "Tokenizer processes that were killed because they had jobs and did not answer.",
+        "Tokenizer processes that were killed because they had jobs and sent nothing for too long.",
         labeled(|status| status.hangs.into()),
     );
     page.counters(

@@ -1,7 +1,7 @@
 //! A served model: its chat model, limits and description.
 //!
-//! `text` tokenizes and detokenizes, here or in tokenizer processes. `chat_prompt` renders and
-//! tokenizes conversations, `answer` sets up the generation of an answer.
+//! `tokenization` tokenizes and detokenizes, in this process or in tokenizer processes.
+//! `chat_prompt` renders and tokenizes conversations, `answer` sets up the generation of an answer.
 //!
 //! Knows no engine and no socket; builds on `request` and on `kvasir-chat`.
 
@@ -11,7 +11,7 @@ pub(crate) mod encoder;
 pub(crate) mod judge_prompt;
 pub(crate) mod marked_prefixes;
 pub(crate) mod sampler_chain;
-pub(crate) mod text;
+pub(crate) mod tokenization;
 
 pub use crate::model::encoder::Encoder;
 
@@ -117,28 +117,28 @@ pub struct Model {
     /// Its tokenizer, chat template and dialects.
     pub chat: ChatModel,
     breakers: BreakerCache,
-    /// Tokenizer processes; without them, this process tokenizes and detokenizes.
-    remote: Option<Arc<dyn RemoteTokenizer>>,
+    /// The tokenizer processes; `None` if this process tokenizes and detokenizes.
+    remote_tokenizer: Option<Arc<dyn RemoteTokenizer>>,
 }
 
 impl Model {
     /// Combines a chat model with its public name and facts.
     pub fn new(name: String, chat: ChatModel, facts: Facts) -> Self {
-        Self { name, facts, chat, breakers: BreakerCache::default(), remote: None }
+        Self { name, facts, chat, breakers: BreakerCache::default(), remote_tokenizer: None }
     }
 
-    /// Tokenizes and detokenizes in other processes.
+    /// Makes the model tokenize and detokenize in the processes of `remote`.
     pub fn with_remote_tokenizer(self, remote: Arc<dyn RemoteTokenizer>) -> Self {
-        Self { remote: Some(remote), ..self }
+        Self { remote_tokenizer: Some(remote), ..self }
     }
 
     /// Status of the tokenizer processes; `None` without them.
     pub fn tokenizer_status(&self) -> Option<Vec<TokenizerStatus>> {
-        self.remote.as_ref().map(|remote| remote.status())
+        self.remote_tokenizer.as_ref().map(|remote| remote.status())
     }
 
-    /// Whether any tokenizer process is not ready. False without them.
-    pub(crate) fn lacks_tokenizer(&self) -> bool {
+    /// Whether any tokenizer process is not ready; false without such processes.
+    pub(crate) fn has_unready_tokenizer(&self) -> bool {
         self.tokenizer_status().unwrap_or_default().iter().any(|status| !status.is_ready)
     }
 

@@ -34,7 +34,7 @@ function hitRate(samples, at) {
   return queries > 0 ? (now.hits - from.hits) / queries : null;
 }
 
-/** K/V blocks sent and received since the sample before; `null` without one. */
+/** K/V blocks sent and received since the previous sample; `null` without one. */
 const transferred = (samples, at) => (samples[at] && samples[at - 1] ? Math.max(0, samples[at].blocks - samples[at - 1].blocks) : null);
 
 const count = (n) => (n == null ? "–" : Math.round(n).toLocaleString("en-US"));

@@ -209,10 +209,10 @@ class View {
     kindBox.textContent = kind;
     kindBox.className = `kind ${kind}`;
     const took = model.retiredAt.get(step.step);
-    const across = model.acrossEngines.get(step.step);
+    const tokensAcrossDp = model.tokensAcrossDp.get(step.step);
     const fed = [...reqs.values()].filter((r) => r.row);
     const tokens = fed.reduce((sum, r) => sum + r.row.tokens, 0);
-    this.find(".at").textContent = `step ${count(number)} of ${count(all)} · at ${span(step.at)}${took ? ` · ${span(took)} on the device` : ""} · ${plural(fed.length, "row")}, ${plural(tokens, "token")}${across ? ` · tokens of the engines: ${across.map((n) => n || "dummy step").join(", ")}` : ""}`;
+    this.find(".at").textContent = `step ${count(number)} of ${count(all)} · at ${span(step.at)}${took ? ` · ${span(took)} on the device` : ""} · ${plural(fed.length, "row")}, ${plural(tokens, "token")}${tokensAcrossDp ? ` · tokens of each engine: ${tokensAcrossDp.map((n) => n || "dummy step").join(", ")}` : ""}`;
   }
 
   /** What does not change from step to step. */
@@ -242,7 +242,7 @@ class View {
     this.drawFleet(css);
   }
 
-  /** Replicas over time, if the run had several. */
+  /** Draws the heat maps of the replicas, if the run had several. */
   drawFleet(css) {
     const { fleet } = this.model.report ?? {};
     if (!fleet) return;

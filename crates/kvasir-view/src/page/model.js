@@ -28,8 +28,8 @@ class Model {
     this.lives = new Map(); // id -> what the waterfall draws
     this.maxTokens = 64;
     this.retiredAt = new Map();
-    /** Tokens of each engine by step, if engines run in lockstep. */
-    this.acrossEngines = new Map();
+    /** Step -> tokens of each engine, if engines run in lockstep. */
+    this.tokensAcrossDp = new Map();
     for (const step of data.steps ?? []) this.push(step);
   }
 
@@ -66,7 +66,7 @@ class Model {
       life.spans = life.spans.filter(([at]) => at >= cut).map(([at, ...rest]) => [at - cut, ...rest]);
       if (life.ended !== null && life.ended < 0) this.lives.delete(id);
     }
-    for (const numbers of [this.retiredAt, this.acrossEngines]) {
+    for (const numbers of [this.retiredAt, this.tokensAcrossDp]) {
       for (const number of numbers.keys()) if (number < this.steps[0].step) numbers.delete(number);
     }
     return cut;
@@ -92,7 +92,7 @@ class Model {
       if (life) { life.ended = index; life.why = why; }
     }
     for (const [number, took] of step.retired ?? []) this.retiredAt.set(number, took);
-    for (const [number, tokens] of step.num_tokens_across_dp ?? []) this.acrossEngines.set(number, tokens);
+    for (const [number, tokens] of step.num_tokens_across_dp ?? []) this.tokensAcrossDp.set(number, tokens);
   }
 
   /** The state after step `index`; -1 is the one before all. */

@@ -1,41 +1,43 @@
-//! Disaggregated prefill: a replica of the prefill role computes a prompt, its K and V travel to the
-//! replica that decodes, and the request follows.
+//! Disaggregated prefill: a prefill replica computes a prompt and sends its K and V to a decode
+//! replica, where the request continues.
 //!
-//! Blocks, their export and import, and the routing are those of `kvasir serve --role`; the time of a
-//! transfer is that of [`ReplicaLinks`](crate::sim::links::ReplicaLinks). A transfer begins when the
-//! step that computed its blocks ends, so it overlaps with later chunks. The sender decodes the request
-//! until its last transfer has arrived; then the request moves. Its target computes what was not sent,
-//! lost or refused.
+//! Export and import of K/V blocks and the routing are those of `kvasir serve --role`.
+//! [`ReplicaLinks`](crate::sim::links::ReplicaLinks) models the time of a transfer. A transfer
+//! begins when the step that computed its blocks ends, so it overlaps with later prefill chunks. The
+//! sender decodes the request until its last transfer has arrived; then the request continues on its
+//! target, the decode replica. The target computes the blocks that were not sent, lost or refused.
 
 use crate::sim::driver::placement::WaitingRequest;
 use crate::sim::driver::{Driver, FleetEvent};
 use crate::sim::fleet_series::ReplicaSample;
 use crate::sim::observer::lock;
-use crate::sim::open_request::History;
+use crate::sim::open_request::RequestHistory;
 use crate::sim::step_account::MoveCause;
 use kvasir_engine::{KvExport, KvImport, Nanos, Request, RequestId, RoleCharge, RouteRequest};
 
-/// K and V on their way to a replica.
-pub(super) struct Transfer {
+/// A transfer of K/V blocks between replicas.
+pub(super) struct KvTransfer {
     from: usize,
     to: usize,
-    /// Of both replicas when it began: a replica that has failed since receives nothing.
+    /// Generations of `from` and `to` when the transfer began. If either has failed since, the
+    /// transfer is lost.
     generations: [u32; 2],
     import: KvImport,
 }
 
-/// A request on its way to the replica that was charged for it.
-pub(super) struct Moving {
+/// A request between its prefill replica and the decode replica that was charged for it.
+pub(super) struct HandedOffRequest {
     request: Request,
-    history: History,
+    history: RequestHistory,
     arrived: Nanos,
     charge: RoleCharge,
+    /// Generation of the decode replica when the request was handed off.
     generation: u32,
 }
 
 impl Driver<'_> {
-    /// Releases the targets on a replica that fails.
-    pub(super) fn drop_targets(&mut self, index: usize) {
+    /// Releases the charges of requests that were to be handed off to a replica that has failed.
+    pub(super) fn release_targets(&mut self, index: usize) {
         if self.links.is_none() {
             return;
         }
@@ -58,7 +60,6 @@ impl Driver<'_> {
                 replica.exported.push(id);
             }
             let Some(open) = replica.open.get_mut(&id) else { continue };
-            open.is_exported |= is_last;
             let sequence = replica.engine.core().sequence(id);
             let prefix = sequence.and_then(|sequence| sequence.prompt().get(..(start + tokens) as usize));
             let to = open.target.as_ref().map(RoleCharge::replica);
@@ -77,17 +78,19 @@ impl Driver<'_> {
             replica.report.transfers.sent_tokens += u64::from(tokens);
             let import = KvImport { salt: 0, tokens: prefix.to_vec(), start, rows: Vec::new() };
             let generations = [generation, self.replicas[to].generation];
-            self.events.push(at, FleetEvent::Import(Transfer { from: index, to, generations, import }));
+            self.events.push(at, FleetEvent::Import(KvTransfer { from: index, to, generations, import }));
         }
     }
 
-    /// Moves the requests of a replica that have a token, and whose K and V have arrived.
+    /// Hands off the requests of a replica that have an output token, and whose K and V have
+    /// arrived.
     pub(super) fn hand_off_exported(&mut self, index: usize) {
         for id in std::mem::take(&mut self.replicas[index].exported) {
             self.hand_off(index, id);
         }
     }
 
+    /// Hands off a request, or retries after the next step if it has no output token yet.
     fn hand_off(&mut self, index: usize, id: RequestId) {
         let replica = &mut self.replicas[index];
         let (Some(open), Some(sequence)) = (replica.open.get_mut(&id), replica.engine.core().sequence(id))
@@ -100,31 +103,29 @@ impl Driver<'_> {
         let tokens = u64::from(sequence.prompt_len() + sequence.outputs_len());
         let route = RouteRequest { tokens, ..RouteRequest::new(sequence.prompt(), 0) };
         let target = open.target.take().or_else(|| self.router.pick_decode(&route));
-        // Without a replica that decodes it stays.
+        // Without a decode replica the request stays on this one.
         let Some(charge) = target else { return };
         let mut history = open.history;
         let arrived = sequence.timings().arrived;
         let hit = sequence.hit();
         let at = self.now + self.links.as_ref().map_or(0, |links| links.latency());
-        let last_token = replica.last_token(id);
-        let Some(sequence) = replica.engine.core().sequence(id) else { return };
-        let request = history.end_run(sequence, last_token, self.now);
+        let request = history.end_run(sequence, replica.last_token(id), self.now);
         history.before.cause = MoveCause::HandOff;
         replica.report.handed_off += 1;
         replica.report.prompt_tokens += request.prompt.len() as u64;
         replica.report.cached_tokens += u64::from(hit);
-        if let Some(open) = replica.displace(id) {
+        if let Some(open) = replica.detach(id) {
             self.router.release(open.charge);
         }
         let generation = self.replicas[charge.replica()].generation;
-        self.moving += 1;
-        let moving = Moving { request, history, arrived, charge, generation };
-        self.events.push(at, FleetEvent::Start(Box::new(moving)));
+        self.in_transit += 1;
+        let handed_off = HandedOffRequest { request, history, arrived, charge, generation };
+        self.events.push(at, FleetEvent::HandOff(Box::new(handed_off)));
     }
 
-    /// K and V arrive at a replica.
-    pub(super) fn import(&mut self, transfer: Transfer) {
-        let Transfer { from, to, generations, import } = transfer;
+    /// Imports the K/V blocks of a transfer that has arrived, unless a failure has lost it.
+    pub(super) fn import(&mut self, transfer: KvTransfer) {
+        let KvTransfer { from, to, generations, import } = transfer;
         let tokens = (import.tokens.len() as u32).saturating_sub(import.start);
         if generations != [from, to].map(|index| self.replicas[index].generation) {
             self.replicas[to].report.transfers.lost_tokens += u64::from(tokens);
@@ -138,7 +139,7 @@ impl Driver<'_> {
         replica.report.transfers.received_tokens += u64::from(imports.stored);
         replica.report.transfers.refused_tokens += u64::from(imports.refused);
         if let (Some(series), Some(links)) = (&self.shared.series, &self.links) {
-            let sample = ReplicaSample { transferred: links.bytes(tokens), ..ReplicaSample::default() };
+            let sample = ReplicaSample { transferred_bytes: links.bytes(tokens), ..ReplicaSample::default() };
             [from, to].into_iter().for_each(|index| lock(series).add(index, self.now, sample));
         }
         if !self.replicas[to].is_scheduled {
@@ -146,10 +147,10 @@ impl Driver<'_> {
         }
     }
 
-    /// A handed-off request arrives at its replica, or at another one if that has failed.
-    pub(super) fn start_moved(&mut self, moving: Moving) {
-        let Moving { request, history, arrived, charge, generation } = moving;
-        self.moving -= 1;
+    /// Queues a handed-off request on its decode replica, or on another one if that has failed.
+    pub(super) fn start_handed_off(&mut self, handed_off: HandedOffRequest) {
+        let HandedOffRequest { request, history, arrived, charge, generation } = handed_off;
+        self.in_transit -= 1;
         let is_up = self.replicas[charge.replica()].generation == generation
             && !self.replicas[charge.replica()].report.lost;
         let chosen = if is_up {

@@ -1,25 +1,27 @@
 //! Placement of requests on replicas: arrivals, failures and restarts.
 //!
-//! A request of a failed replica continues on another with the outputs that it has. Its new replica
-//! computes prompt and outputs again, as far as it has not cached them. Requests wait if no replica
-//! is available.
+//! A request of a failed replica continues on another and keeps its outputs. The new replica
+//! computes the part of prompt and outputs that its prefix cache does not hold. Requests wait while
+//! no replica is available.
 
 use crate::sim::driver::{Driver, FleetEvent};
 use crate::sim::failures::nanos;
 use crate::sim::observer::lock;
-use crate::sim::open_request::{History, OpenRequest};
+use crate::sim::open_request::{OpenRequest, RequestHistory};
 use crate::sim::step_account::MoveCause;
 use crate::workload::{At, Job};
 use kvasir_engine::{
-    Fault, Finish, Nanos, Params, Phase, Request, Role, RoleCharge, RouteRequest, SessionId, Summary, Timings,
+    Fault, Finish, Nanos, Params, Phase, Request, RequestId, Role, RoleCharge, RouteRequest, SessionId,
+    Summary, Timings,
 };
 use kvasir_kv::prefix_hashes;
 use kvasir_sample::Sampling;
 
-/// A request that waits for a replica, with the time of its arrival.
+/// A request that is to be placed on a replica.
 pub(super) struct WaitingRequest {
     pub(super) request: Request,
-    pub(super) history: History,
+    pub(super) history: RequestHistory,
+    /// When it arrived from the workload.
     pub(super) arrived: Nanos,
 }
 
@@ -37,9 +39,9 @@ impl Driver<'_> {
         let disconnects = self.aborts > 0 && self.rng.between(1, 1000) <= self.aborts;
         let abort_after = job.abort_after.or(disconnects.then(|| self.rng.between(0, length - 1)));
         let prompt = job.prompt.tokens();
-        let block = self.router.block_size();
-        let known = self.known.leading(prefix_hashes(&prompt, 0, block)) * block;
-        let history = History::new(abort_after, job.session.map(SessionId), known);
+        let block_size = self.router.block_size();
+        let computed = self.computed_blocks.prefix_len(prefix_hashes(&prompt, 0, block_size)) * block_size;
+        let history = RequestHistory::new(abort_after, job.session.map(SessionId), computed);
         let request = Request {
             tag: job.tag,
             prompt,
@@ -55,8 +57,8 @@ impl Driver<'_> {
         self.place(WaitingRequest { request, history, arrived }, None);
     }
 
-    /// Queues a request on the replica that was charged for it, else on the one that the router picks;
-    /// wakes the replica.
+    /// Queues a request and wakes its replica: that of the charge `chosen`, else the router's
+    /// choice. The request waits in `unplaced` if no replica is available.
     pub(super) fn place(&mut self, waiting: WaitingRequest, chosen: Option<RoleCharge>) {
         let WaitingRequest { mut request, history, arrived } = waiting;
         let phase = if history.outputs == 0 { Phase::Prefill } else { Phase::Decode };
@@ -102,7 +104,7 @@ impl Driver<'_> {
     pub(super) fn fail(&mut self, index: usize) {
         self.router.set_available(index, false);
         self.router.restarted(index);
-        self.drop_targets(index);
+        self.release_targets(index);
         let now = self.now;
         let replica = &mut self.replicas[index];
         let mut open: Vec<_> = replica.open.drain().collect();
@@ -118,26 +120,25 @@ impl Driver<'_> {
             let arrived = sequence.timings().arrived;
             let request = history.end_run(sequence, self.replicas[index].last_token(id), now);
             history.before.cause = MoveCause::Failure;
-            if history.lose(is_admitted) {
-                failed.push((request, history, arrived));
-            } else {
-                moved.push(WaitingRequest { request, history, arrived });
-            }
+            let has_failed = history.count_loss(is_admitted);
+            let list = if has_failed { &mut failed } else { &mut moved };
+            list.push(WaitingRequest { request, history, arrived });
         }
         self.rebuild(index);
-        for (request, history, arrived) in failed {
+        for WaitingRequest { request, history, arrived } in failed {
             let timings = request.params.resumption.as_ref().map(|resumption| resumption.timings);
             let timings = Timings { arrived, finished: Some(now), ..timings.unwrap_or_default() };
             let (prompt, outputs) = (request.prompt.len() as u32, history.outputs);
             let finish = Finish::Failed(Fault::DeviceLost);
             let mut summary = Summary { tag: request.tag, finish, prompt, outputs, timings, ..NO_SUMMARY };
-            let moves = history.complete(&mut summary);
-            self.end(index, &summary, moves);
+            let transit = history.complete(&mut summary);
+            self.end_request(index, &summary, transit);
         }
         moved.into_iter().for_each(|waiting| self.place(waiting, None));
     }
 
-    /// Replaces the engine of a failed replica, and schedules the end of its restart.
+    /// Replaces the engine of a failed replica, and schedules the end of its restart. Without a new
+    /// engine the replica stays lost.
     fn rebuild(&mut self, index: usize) {
         let Some((failures, _)) = &mut self.failures else { return };
         let until = self.now + nanos(failures.restart_seconds);
@@ -159,8 +160,9 @@ impl Driver<'_> {
         self.update_waiting(index);
     }
 
-    /// A replica accepts requests again.
-    pub(super) fn restarted(&mut self, index: usize) {
+    /// Makes a restarted replica available, schedules its next failure, and places the requests
+    /// that wait.
+    pub(super) fn finish_restart(&mut self, index: usize) {
         self.replicas[index].down_until = None;
         self.router.set_available(index, true);
         if let Some((_, times)) = &mut self.failures {
@@ -171,9 +173,9 @@ impl Driver<'_> {
     }
 }
 
-/// A summary without counts.
+/// Base of the summary of a request that fails between two runs.
 const NO_SUMMARY: Summary = Summary {
-    request: kvasir_engine::RequestId(u64::MAX),
+    request: RequestId(u64::MAX),
     tag: 0,
     finish: Finish::Aborted,
     prompt: 0,

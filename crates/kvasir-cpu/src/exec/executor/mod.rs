@@ -80,8 +80,8 @@ pub struct CpuExecutor {
     writes: Vec<(Slot, u32)>,
     /// The other ranks of a tensor-parallel group.
     ranks: Option<Box<dyn Ranks>>,
-    /// The replicas that share the model's experts.
-    experts: Option<Box<dyn ExpertExchange>>,
+    /// Exchanges rows with the other replicas of an expert-parallel group.
+    expert_exchange: Option<Box<dyn ExpertExchange>>,
     /// Tokens of the last step; 0 if it failed.
     last: usize,
     /// The draft model that runs behind each step.
@@ -110,7 +110,7 @@ impl CpuExecutor {
             sampled: Vec::new(),
             writes: Vec::new(),
             ranks: None,
-            experts: None,
+            expert_exchange: None,
             last: 0,
             drafting: None,
         })
@@ -130,15 +130,19 @@ impl CpuExecutor {
         Ok(self)
     }
 
-    /// Makes it one of the replicas that share the model's experts. Fails if the experts were not
+    /// Makes it one replica of an expert-parallel group. Fails if the model's experts were not
     /// divided among that many replicas, or if memory runs out.
-    pub fn sharing_experts(mut self, experts: impl ExpertExchange + 'static) -> Result<Self, String> {
+    pub fn with_expert_parallelism(
+        mut self,
+        exchange: impl ExpertExchange + 'static,
+    ) -> Result<Self, String> {
         let model = &self.model;
-        model.program.check_replicas(experts.count())?;
-        let (tokens, terms) = (experts.max_rows(), Bf16Terms::of(model.isa, model.precision));
+        model.program.check_replicas(exchange.count())?;
+        let (tokens, terms) = (exchange.max_rows(), Bf16Terms::of(model.isa, model.precision));
         let memory = MixtureMemory::new(model.isa, &model.program, tokens, terms);
-        self.memory.mixture = memory.map_err(|error| format!("rows of other replicas: {error}"))?;
-        self.experts = Some(Box::new(experts));
+        self.memory.mixture =
+            memory.map_err(|error| format!("no memory for `{tokens}` rows of other replicas: {error}"))?;
+        self.expert_exchange = Some(Box::new(exchange));
         Ok(self)
     }
 
@@ -302,7 +306,7 @@ impl CpuExecutor {
             writes: &self.writes,
             pools: &self.pools,
             ranks: self.ranks.as_deref(),
-            experts: self.experts.as_deref(),
+            expert_exchange: self.expert_exchange.as_deref(),
         };
         // SAFETY: `validate` has validated the step; only this executor writes its pool, and frozen
         // pools are never written.

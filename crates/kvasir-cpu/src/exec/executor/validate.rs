@@ -24,7 +24,7 @@ impl CpuExecutor {
         let (batch, plan) = (&step.batch, &step.plan);
         let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
         self.model.program.check_ranks(ranks).map_err(failed)?;
-        let replicas = self.experts.as_ref().map_or(1, |experts| experts.count());
+        let replicas = self.expert_exchange.as_ref().map_or(1, |exchange| exchange.count());
         self.model.program.check_replicas(replicas).map_err(failed)?;
         step.check_sizes(self.limits.tokens)?;
         if self.is_encoder {

@@ -43,8 +43,8 @@ pub(crate) struct Run<'a> {
     pub(crate) pools: &'a [Arc<Pool>],
     /// The other ranks of a tensor-parallel model.
     pub(crate) ranks: Option<&'a dyn Ranks>,
-    /// The replicas that share the experts.
-    pub(crate) experts: Option<&'a dyn ExpertExchange>,
+    /// Exchanges rows with the other expert-parallel replicas.
+    pub(crate) expert_exchange: Option<&'a dyn ExpertExchange>,
 }
 
 impl Run<'_> {
@@ -65,14 +65,15 @@ impl Run<'_> {
         while let Some(op) = self.model.program.ops.get(at) {
             self.model.ops_run.store(at, Ordering::Relaxed);
             let weights = &self.model.weights[at];
-            // A prefill chunk may sample nothing: a GEMM over no rows would read its weights. Other
-            // replicas wait for this one in each exchange of rows.
-            let exchanges = self.experts.is_some() && matches!(op, Op::Mixture { .. });
+            // An op without rows is skipped: a prefill chunk may sample nothing, and a GEMM would
+            // still read its weights. An exchange is never skipped, because the other replicas wait
+            // for it.
+            let is_exchange = self.expert_exchange.is_some() && matches!(op, Op::Mixture { .. });
             let has_weights = !matches!(weights, OpWeights::None);
-            let idle = has_weights && !exchanges && self.rows(op.out()) == 0;
+            let is_skipped = has_weights && !is_exchange && self.rows(op.out()) == 0;
             at += match self.model.lowered.runs[at] {
                 Runs::Fused => 1,
-                _ if idle => 1,
+                _ if is_skipped => 1,
                 Runs::GatedMlp { .. } if self.gate(at, m) => GATED_MLP_OPS,
                 Runs::GatedMlp { matrices } | Runs::Merged(matrices) => {
                     self.products(at..at + matrices, m);

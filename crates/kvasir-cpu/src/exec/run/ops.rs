@@ -5,7 +5,7 @@ use crate::exec::run::memory::Memory;
 use crate::gemm::linear::Operand;
 use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
-use crate::ops::exchanged_mixture::{RoutedRows, exchanged_mixture};
+use crate::ops::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::ops::indexer::{Indexer, select};
 use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
 use crate::rowwise::{RotaryPart, activate, activate_whole, add, elementwise, norm, rotate, scale};
@@ -160,13 +160,13 @@ impl Run<'_> {
                 let (activation, first) = (experts.activation, experts.first);
                 let experts = Experts { threads, isa, gate, up, down, activation, first };
                 let (x, memory) = (x(*v), &mut m.mixture);
-                match self.experts {
+                match self.expert_exchange {
                     None => mixture(&experts, x, routes, memory, y),
                     Some(exchange) => {
-                        let chosen = self.model.program.chosen(op);
-                        let rows = RoutedRows { x, width, routes, chosen };
-                        let computed = exchanged_mixture(&experts, exchange, &rows, memory, y);
-                        m.collective_error = computed.err();
+                        let top_k = self.model.program.top_k(op);
+                        let rows = RoutedRows { x, width, routes, top_k };
+                        let result = expert_parallel_mixture(&experts, exchange, &rows, memory, y);
+                        m.collective_error = result.err();
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Random jobs, losses and cancellations: each job gets one result.
+//! Job assignment under random losses and cancellations, and by load.
 
 use super::*;
 use kvasir_testkit::Random;
@@ -20,7 +20,7 @@ fn encode(length: usize) -> Work {
 }
 
 #[test]
-fn every_job_gets_one_result_whichever_processes_are_lost() {
+fn every_job_gets_one_result_despite_lost_processes() {
     for seed in 0..200 {
         let mut random = Random::new(seed);
         let processes = random.between(1, 4) as usize;
@@ -36,6 +36,7 @@ fn every_job_gets_one_result_whichever_processes_are_lost() {
                 }
                 2 => {
                     let lost = random.below(processes as u64) as usize;
+                    // Rarely, so that few jobs reach `MAX_LOSSES`.
                     if random.below(8) == 0 {
                         jobs.process_lost(lost);
                         for id in assigned[lost].drain(..) {
@@ -77,7 +78,7 @@ fn every_job_gets_one_result_whichever_processes_are_lost() {
             }
         }
         assert!(jobs.open.is_empty(), "seed {seed}");
-        assert!((0..processes).all(|process| (jobs.load(process).jobs, jobs.load(process).weight) == (0, 0)));
+        assert!((0..processes).all(|process| (jobs.load(process).jobs, jobs.load(process).cost) == (0, 0)));
         let results = results.lock().unwrap();
         for id in 1..=total {
             let got = results.get(&id).map_or(&[][..], Vec::as_slice);
@@ -96,7 +97,7 @@ fn every_job_gets_one_result_whichever_processes_are_lost() {
 }
 
 #[test]
-fn a_text_that_ends_processes_fails_and_streams_go_on() {
+fn a_job_that_crashes_processes_fails_and_streams_continue() {
     let (mut jobs, results) = (Jobs::new(2), Results::default());
     add(&mut jobs, &results, 1, encode(10));
     add(&mut jobs, &results, 2, Work::Detokenize { state: Default::default(), tokens: vec![1] });
@@ -121,5 +122,5 @@ fn jobs_go_to_the_process_with_the_least_load() {
     assert_eq!(jobs.complete(0, 1, Outcome::Text(String::new())), Err(WrongOutcome));
     jobs.complete(0, 1, Outcome::Tokens(vec![5])).unwrap();
     assert_eq!(results.lock().unwrap()[&1], [Ok(Outcome::Tokens(vec![5]))]);
-    assert_eq!(jobs.load(0), Load { is_ready: true, jobs: 0, weight: 0, completed: 1 });
+    assert_eq!(jobs.load(0), Load { is_ready: true, jobs: 0, cost: 0, completed: 1 });
 }

@@ -1,4 +1,5 @@
-//! The processes of these tests are this test binary, which runs `process_main` only.
+//! Tests of the pool with real processes. Each process is this test binary, which then runs
+//! `process_main` only.
 
 use super::*;
 use crate::tokenizers::frame;
@@ -28,19 +29,19 @@ fn identity() -> Identity {
     Identity { version: "1".into(), model: 2, options: 3 }
 }
 
-/// Generations of each of two processes that break the protocol. A job may meet all of these
-/// processes, and fails after five.
-const FAULTY: u32 = 2;
+/// Number of generations of each of the two processes that break the protocol. A job may lose all
+/// of these processes, so there must be fewer than `MAX_LOSSES`.
+const FAULTY_GENERATIONS: u32 = 2;
 
-/// Starts two processes. With `first_fault`, their first generations break the protocol, each in
-/// another way, from this one on.
+/// Starts two processes. With `first_fault`, each process of the first generations breaks the
+/// protocol in a different way; faults are numbered from `first_fault`.
 fn start(identity: Identity, first_fault: Option<u32>) -> Result<TokenizerPool, TokenizerError> {
     TokenizerPool::start(TokenizerConfig {
         processes: 2,
         program: env::current_exe().unwrap(),
         arguments: Box::new(move |tokenizer, generation| {
             let fault = first_fault.map(|first| first + 2 * generation + tokenizer);
-            let fault = fault.filter(|_| generation < FAULTY).unwrap_or(FAULTS);
+            let fault = fault.filter(|_| generation < FAULTY_GENERATIONS).unwrap_or(FAULTS);
             let own = format!("tokenizer:{tokenizer}:{generation}:{fault}");
             let arguments = ["--exact", "--nocapture", "tokenizers::pool::tests::process_main", &own];
             arguments.map(OsString::from).into()
@@ -50,7 +51,7 @@ fn start(identity: Identity, first_fault: Option<u32>) -> Result<TokenizerPool, 
     })
 }
 
-/// A tokenizer process, if this binary runs as one.
+/// Runs a tokenizer process if this binary was started as one; otherwise does nothing.
 #[test]
 fn process_main() {
     let arguments = env::args().next_back().unwrap_or_default();
@@ -64,7 +65,7 @@ fn process_main() {
     run_tokenizer(config).unwrap();
 }
 
-/// Reads the first jobs and answers with a message that must be refused.
+/// Receives the first jobs, and sends a message that the front must refuse.
 fn break_protocol(tokenizer: u32, generation: u32, fault: u32) {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let header = |number| Header { replica: tokenizer, generation, number };
@@ -94,9 +95,9 @@ fn break_protocol(tokenizer: u32, generation: u32, fault: u32) {
             let whole = results(2, Outcome::Text("lost".into()));
             whole[..whole.len() - 1].to_vec()
         }
-        // A repeated message.
+        // Repeats the first message.
         2 => hello,
-        // A message is missing.
+        // Skips a message number.
         3 => results(3, Outcome::Text("early".into())),
         4 => {
             let mut large = results(2, Outcome::Text("large".into()));
@@ -104,29 +105,30 @@ fn break_protocol(tokenizer: u32, generation: u32, fault: u32) {
             large
         }
         5 => {
-            let mut damaged = results(2, Outcome::Text("damaged".into()));
-            let last = damaged.len() - 1;
-            damaged[last] ^= 1;
-            damaged
+            let mut corrupted = results(2, Outcome::Text("corrupted".into()));
+            let last = corrupted.len() - 1;
+            corrupted[last] ^= 1;
+            corrupted
         }
         6 => results(2, wrong),
-        // Another type of message.
+        // Sends a value that is no message.
         _ => frame::encode(header(2), &"results").unwrap(),
     };
     socket.write_all(&bytes).unwrap();
-    // A truncated frame is refused when its socket is closed; the others while it is open.
+    // The front sees that a frame is truncated when the socket is closed. It must refuse the other
+    // frames while the socket is open.
     if fault != 1 {
         let _ = socket.read(&mut [0; 16]);
     }
 }
 
-/// A text of words, emoji and invalid spellings of control tokens.
+/// A random text of words, emoji, combining characters and the text of a control token.
 fn text(random: &mut Random) -> String {
     let parts = ["hello ", "wörld", "🦀", "👩‍👩‍👧", "<|im_end|>", "e\u{301}", "日本", "\n\n", "  ", "\u{fffd}"];
     (0..random.between(0, 60)).map(|_| random.pick(&parts)).collect()
 }
 
-/// Runs jobs of all kinds on 8 threads, and compares their results with those of `chat`.
+/// Runs jobs of all kinds on 8 threads, and compares the results with those of a local tokenizer.
 fn compare(client: &TokenizerClient, seed: u64, rounds: usize) {
     let chat = chat();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -144,11 +146,11 @@ fn compare(client: &TokenizerClient, seed: u64, rounds: usize) {
             let mut expected = chat.detokenizer(flags[0], flags[1], flags[2]);
             let mut rest = &ids[..];
             while !rest.is_empty() {
-                let (part, behind) = rest.split_at(random.between(1, rest.len() as u32) as usize);
+                let (part, remaining) = rest.split_at(random.between(1, rest.len() as u32) as usize);
                 let got = runtime.block_on(client.detokenize(state, part.to_vec())).unwrap();
                 let texts: Vec<String> = part.iter().map(|token| expected.push(*token)).collect();
                 assert_eq!(got.texts, texts);
-                (state, rest) = (got.state, behind);
+                (state, rest) = (got.state, remaining);
             }
             assert_eq!(state.finish(), expected.finish());
         }
@@ -167,12 +169,13 @@ fn results_are_those_of_the_local_tokenizer() {
 }
 
 #[test]
-fn garbled_messages_are_counted_and_lose_no_job() {
+fn invalid_messages_are_counted_and_lose_no_job() {
     let mut dropped = 0;
-    for first_fault in (0..FAULTS).step_by(2 * FAULTY as usize) {
+    for first_fault in (0..FAULTS).step_by(2 * FAULTY_GENERATIONS as usize) {
         let pool = start(identity(), Some(first_fault)).unwrap();
         let client = pool.client();
-        let is_done = |status: &[TokenizerStatus]| status.iter().all(|status| status.restarts == FAULTY);
+        let is_done =
+            |status: &[TokenizerStatus]| status.iter().all(|status| status.restarts == FAULTY_GENERATIONS);
         for round in 0.. {
             compare(&client, 1000 * round, 3);
             if is_done(&client.status()) {
@@ -181,18 +184,18 @@ fn garbled_messages_are_counted_and_lose_no_job() {
         }
         dropped += client.status().iter().map(|status| status.dropped_messages).sum::<u64>();
     }
-    assert_eq!(dropped, u64::from(FAULTS) - 1, "all but the truncated one");
+    assert_eq!(dropped, u64::from(FAULTS) - 1, "all faults but the truncated frame");
 }
 
 #[test]
-fn another_version_is_refused_by_name() {
+fn another_version_is_refused_and_named() {
     let error =
         start(Identity { version: "2".into(), ..identity() }, None).map(drop).unwrap_err().to_string();
     assert!(error.contains("version `1`, the front has `2`"), "{error}");
 }
 
 #[test]
-fn canceled_and_late_jobs_fail() {
+fn canceled_jobs_and_jobs_of_a_dropped_pool_fail() {
     let pool = start(identity(), None).unwrap();
     let (client, canceled) = (pool.client(), Arc::new(AtomicBool::new(true)));
     let long = "a b\u{301} ".repeat(1 << 18);

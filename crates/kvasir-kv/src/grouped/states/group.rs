@@ -16,8 +16,8 @@
 use crate::contract::cache::ClaimRow;
 use crate::contract::error::CacheError;
 use crate::contract::group::{GroupId, StateConfig, StateCosts};
-use crate::contract::ids::{Position, SeqId, StepId};
-use crate::contract::span::{PoolId, Span};
+use crate::contract::ids::{PoolId, Position, SeqId, StepId};
+use crate::contract::span::Span;
 use crate::contract::state_section::{StateRow, StateSave, StateSection};
 use crate::contract::usage::PoolUsage;
 use crate::grouped::states::checkpoint::Checkpoint;

@@ -45,7 +45,7 @@ pub enum SplitError {
         /// Number of ranks.
         ranks: usize,
     },
-    /// The program has no mixture whose experts could be divided.
+    /// The program has no MoE layer, so it has no experts to divide.
     NoExperts {
         /// The model's architecture.
         architecture: String,
@@ -96,7 +96,7 @@ impl fmt::Display for SplitError {
                 )
             }
             Self::NoExperts { architecture } => {
-                write!(f, "{architecture}: the model has no experts: it is no mixture of experts")
+                write!(f, "{architecture}: the model has no experts to divide, because it has no MoE layer")
             }
             Self::Columns { tensor, columns, ranks } => {
                 write!(

@@ -1,10 +1,10 @@
 //! One answer's pipeline: tokens → detokenizer → output parsing → deltas, log-probabilities and
 //! usage.
 //!
-//! `AnswerStream::next` detokenizes and consumes up to [`MAX_INCREMENT_TOKENS`] tokens of a backlog as one
-//! increment, so a slow client gets larger increments, not more. After a stop sequence, further
-//! tokens are ignored and the engine is told to stop. Log-probabilities are released with the text
-//! they belong to.
+//! `AnswerStream::next` detokenizes and consumes up to [`MAX_INCREMENT_TOKENS`] tokens of a backlog
+//! as one increment, so a slow client gets larger increments, not more. After a stop sequence,
+//! further tokens are ignored and the engine is told to stop. Log-probabilities are released with
+//! the text they belong to.
 
 use crate::error::ApiError;
 use crate::host::engine_thread::TokenStream;
@@ -12,7 +12,7 @@ use crate::host::errors::failure;
 use crate::host::request_output::RequestOutput;
 use crate::http::answers::progress::{Progress, PromptProgress};
 use crate::model::Model;
-use crate::model::text::AnswerDetokenizer;
+use crate::model::tokenization::AnswerDetokenizer;
 use crate::request::body::heap_bytes;
 use crate::request::output_fields::OutputFields;
 use crate::session::recorder::TurnRecorder;
@@ -40,7 +40,7 @@ pub struct AnswerStream {
     /// Number of tokens of `output` that increments have consumed.
     consumed: usize,
     detokenizer: AnswerDetokenizer,
-    /// Texts of the tokens of an increment; its memory is reused.
+    /// Text of each token of an increment; empty between increments, to reuse its memory.
     texts: Vec<String>,
     choice: Choice,
     /// When the request was submitted, and when its first token came.
@@ -231,7 +231,8 @@ impl AnswerStream {
         self.slot.as_ref().map(SlotRecorder::number)
     }
 
-    /// The next increment; `None` after the end. It has text, tells of the admission, or is the last.
+    /// The next increment; `None` after the end. It has text, tells of the admission, or is the
+    /// last.
     pub async fn next(&mut self) -> Result<Option<AnswerIncrement>, ApiError> {
         if self.has_ended {
             return Ok(None);
@@ -252,16 +253,16 @@ impl AnswerStream {
             let count = output.tokens.len();
             let range = self.consumed..count.min(self.consumed + MAX_INCREMENT_TOKENS);
             self.consumed = range.end;
-            // The token that ends an answer is no part of its text.
-            let ends_here = ends_by_token && range.end == count && !self.written.include_stop;
-            let text_end = if ends_here { range.end.saturating_sub(1) } else { range.end };
+            // An end token is not part of the answer's text.
+            let omits_end_token = ends_by_token && range.end == count && !self.written.include_stop;
+            let text_end = if omits_end_token { range.end.saturating_sub(1) } else { range.end };
             let mut texts = std::mem::take(&mut self.texts);
-            // A stream that has stopped ignores further tokens.
+            // Tokens after a stop sequence are ignored.
             if self.choice.stopped().is_none() {
-                let with_text = output.tokens.get(range.start..text_end).unwrap_or_default();
-                self.detokenizer.push(with_text, &mut texts).await?;
+                let tokens = output.tokens.get(range.start..text_end).unwrap_or_default();
+                self.detokenizer.push(tokens, &mut texts).await?;
             }
-            let mut texts_left = texts.drain(..);
+            let mut remaining_texts = texts.drain(..);
             for i in range {
                 let token = output.tokens[i];
                 // Tokens after a stop sequence were in flight when it was found.
@@ -278,7 +279,7 @@ impl AnswerStream {
                 if self.written.token_ids {
                     self.ids.push(token);
                 }
-                let text = texts_left.next().unwrap_or_default();
+                let text = remaining_texts.next().unwrap_or_default();
                 let logprobs = output.logprobs.get(i);
                 self.logprobs.extend(logprobs.map(|l| (self.text, self.logprob(token, l))));
                 self.text += text.len();
@@ -291,7 +292,7 @@ impl AnswerStream {
                     self.answers.stop_at(self.tokens);
                 }
             }
-            drop(texts_left);
+            drop(remaining_texts);
             self.texts = texts;
             let ended = output.ended.filter(|_| self.consumed == count);
             self.output = output;

@@ -19,11 +19,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// Readiness probe: the engine's thread runs, and completes steps while answers are pending. Degraded if
-/// a process beside the server's is not ready.
+/// Readiness probe: the engine's thread runs, and completes steps while answers are pending. The
+/// status is `degraded` if a replica or a tokenizer process is not ready.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     match app.host.why_not_ready() {
-        None if app.host.is_degraded() || app.model.lacks_tokenizer() => {
+        None if app.host.is_degraded() || app.model.has_unready_tokenizer() => {
             Ok(Json(json!({"status": "degraded"})))
         }
         None => Ok(Json(json!({"status": "ok"}))),

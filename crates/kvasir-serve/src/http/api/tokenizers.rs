@@ -15,7 +15,7 @@ pub(crate) async fn list(
     if !sees_all {
         return Err(ApiError::unauthorized());
     }
-    let none = || ApiError::not_found("id", "the server tokenizes in its own process");
+    let none = || ApiError::not_found("id", "the server has no tokenizer processes: it tokenizes in its own");
     let data = app.model.tokenizer_status().ok_or_else(none)?;
     Ok(Json(json!({"object": "list", "data": data})))
 }

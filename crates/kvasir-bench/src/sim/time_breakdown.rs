@@ -1,12 +1,12 @@
-//! `TimeUse`: where the time of replicas goes, by cause.
+//! `TimeBreakdown`: the time of replicas by cause.
 
 use kvasir_engine::Role;
 use serde::Serialize;
 use std::ops::AddAssign;
 
-/// Seconds of replicas by cause. The sum of all is the number of replicas times the simulated time.
+/// Seconds of replicas by cause. The sum is the number of replicas times the simulated time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct TimeUse {
+pub struct TimeBreakdown {
     /// Prompt tokens that no replica had computed before.
     pub prefill: f64,
     /// Prompt tokens that a replica had computed before: evicted, or cached on another replica.
@@ -15,14 +15,14 @@ pub struct TimeUse {
     pub after_preemption: f64,
     /// Tokens computed again after the failure of a replica.
     pub after_failure: f64,
-    /// Tokens of handed-off requests whose K and V did not arrive, at least those of the last, partly
-    /// filled block.
+    /// Tokens of handed-off requests whose K and V did not arrive. The last, partly filled block is
+    /// never sent.
     pub after_hand_off: f64,
-    /// Decode.
+    /// Decode rows.
     pub decode: f64,
     /// Draft models.
     pub drafts: f64,
-    /// Collectives of the ranks.
+    /// Collectives of tensor-parallel ranks.
     pub collectives: f64,
     /// Steps that failed.
     pub failed_steps: f64,
@@ -32,8 +32,8 @@ pub struct TimeUse {
     pub idle: f64,
 }
 
-impl TimeUse {
-    /// The parts with their names.
+impl TimeBreakdown {
+    /// Causes by name, with their times.
     pub fn parts(&self) -> [(&'static str, f64); 11] {
         [
             ("prefill", self.prefill),
@@ -55,7 +55,7 @@ impl TimeUse {
         self.parts().iter().map(|(_, seconds)| seconds).sum()
     }
 
-    /// Nanoseconds as seconds.
+    /// Converts nanoseconds, which the simulation sums, to seconds.
     pub(crate) fn in_seconds(self) -> Self {
         Self {
             prefill: self.prefill / 1e9,
@@ -73,7 +73,7 @@ impl TimeUse {
     }
 }
 
-impl AddAssign for TimeUse {
+impl AddAssign for TimeBreakdown {
     fn add_assign(&mut self, other: Self) {
         self.prefill += other.prefill;
         self.lost_prefixes += other.lost_prefixes;
@@ -97,14 +97,16 @@ pub struct RoleTime {
     /// Number of its replicas.
     pub replicas: u32,
     /// Seconds of its replicas.
-    pub seconds: TimeUse,
+    pub seconds: TimeBreakdown,
 }
 
 impl RoleTime {
     /// The times of replicas by role, in the order of [`Role::ALL`].
-    pub(crate) fn by_role(replicas: impl Iterator<Item = (Role, TimeUse)>) -> Vec<Self> {
-        let mut times: Vec<Self> =
-            Role::ALL.iter().map(|&role| Self { role, replicas: 0, seconds: TimeUse::default() }).collect();
+    pub(crate) fn by_role(replicas: impl Iterator<Item = (Role, TimeBreakdown)>) -> Vec<Self> {
+        let mut times: Vec<Self> = Role::ALL
+            .iter()
+            .map(|&role| Self { role, replicas: 0, seconds: TimeBreakdown::default() })
+            .collect();
         for (role, seconds) in replicas {
             if let Some(time) = times.iter_mut().find(|time| time.role == role) {
                 time.replicas += 1;
@@ -115,7 +117,7 @@ impl RoleTime {
         times
     }
 
-    /// Table of the parts in percent, a column per role: heading, then a line per part.
+    /// Table in percent, a column per role: the heading, then a line per cause.
     pub fn table(times: &[Self]) -> Vec<(&'static str, Vec<String>)> {
         let heading = |time: &Self| match time.replicas {
             1 => time.role.to_string(),
@@ -123,11 +125,11 @@ impl RoleTime {
         };
         let mut lines = vec![("time of replicas", times.iter().map(heading).collect())];
         let columns: Vec<_> = times.iter().map(|time| (time.seconds.parts(), time.seconds.total())).collect();
-        for (i, (name, _)) in TimeUse::default().parts().into_iter().enumerate() {
+        for (i, (name, _)) in TimeBreakdown::default().parts().into_iter().enumerate() {
             let share = |(parts, total): &([(&str, f64); 11], f64)| {
                 if *total > 0.0 { parts[i].1 / total * 100.0 } else { 0.0 }
             };
-            // What rounds to 0.00 % is left out.
+            // Lines that round to 0.00 % are omitted.
             if columns.iter().any(|column| share(column) >= 0.005) {
                 lines.push((name, columns.iter().map(|column| format!("{:.2} %", share(column))).collect()));
             }

@@ -1,5 +1,5 @@
-//! Tokenization and detokenization, in this process or in tokenizer processes. The text is the
-//! same, byte for byte.
+//! Tokenization and detokenization, in this process or in tokenizer processes. Both give the same
+//! tokens and the same text.
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
@@ -14,9 +14,10 @@ use std::sync::Arc;
 pub(crate) const BYTES_PER_TEXT_BYTE: usize = 176;
 
 impl Model {
-    /// Tokenizes a text. Ends with an error when the client of this request leaves.
+    /// Tokenizes a text. Waits for working memory that other requests hold.
     ///
-    /// Fails for a text that needs more working memory than a tenant may hold; waits while others use it.
+    /// Fails for a text that needs more working memory than a tenant may hold, and when the client
+    /// of this request disconnects.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
         let gone = RequestContext::current().gone.clone();
         let mut memory = TOKENIZING.hold();
@@ -28,7 +29,7 @@ impl Model {
             }
             memory.wait_to_grow(text.len() * BYTES_PER_TEXT_BYTE, &gone)?;
         }
-        match &self.remote {
+        match &self.remote_tokenizer {
             Some(remote) => remote.encode(text, add_special, &gone).map_err(failure),
             None => {
                 let ids = self.chat.tokenizer().encode_cancelable(text, add_special, &gone);
@@ -37,17 +38,18 @@ impl Model {
         }
     }
 
-    /// Detokenizes ids. Ends with an error when the client of this request leaves.
+    /// Detokenizes ids. With tokenizer processes, fails if they are not available or the client of
+    /// this request disconnects.
     pub(crate) fn decode(&self, ids: &[Token]) -> Result<String, ApiError> {
-        match &self.remote {
+        match &self.remote_tokenizer {
             Some(remote) => remote.decode(ids, &RequestContext::current().gone).map_err(failure),
             None => Ok(self.chat.decode(ids)),
         }
     }
 
-    /// Detokenizer of an answer; see [`kvasir_chat::ChatModel::detokenizer`].
+    /// A streaming detokenizer for one answer; see [`kvasir_chat::ChatModel::detokenizer`].
     pub(crate) fn detokenizer(&self, marked: bool, continues: bool, skip_special: bool) -> AnswerDetokenizer {
-        match &self.remote {
+        match &self.remote_tokenizer {
             Some(remote) => AnswerDetokenizer::Remote {
                 remote: Arc::clone(remote),
                 state: DetokenizerState::new(marked, continues, skip_special),
@@ -67,7 +69,7 @@ impl Model {
         Ok(ids)
     }
 
-    /// A token as the vocabulary spells it.
+    /// The vocabulary's spelling of a token.
     pub fn id_to_token(&self, token: Token) -> Option<String> {
         self.chat.tokenizer().id_to_token(token)
     }
@@ -92,11 +94,11 @@ pub(crate) enum AnswerDetokenizer {
 }
 
 impl AnswerDetokenizer {
-    /// Feeds tokens; appends the text that each completes to `texts`.
+    /// Consumes tokens, and appends the text that each of them completes to `texts`.
     pub(crate) async fn push(&mut self, tokens: &[Token], texts: &mut Vec<String>) -> Result<(), ApiError> {
         match self {
             Self::Local(detokenizer) => texts.extend(tokens.iter().map(|token| detokenizer.push(*token))),
-            // The last token of an answer may have no text.
+            // An increment may be the end token alone, whose text is not wanted: no job is sent.
             Self::Remote { .. } if tokens.is_empty() => {}
             Self::Remote { remote, state } => {
                 let detokenized = remote.detokenize(state.clone(), tokens.into()).await.map_err(failure)?;
@@ -107,7 +109,7 @@ impl AnswerDetokenizer {
         Ok(())
     }
 
-    /// Flushes incomplete bytes at the end.
+    /// The text of the incomplete bytes at the end of the answer.
     pub(crate) fn finish(&mut self) -> String {
         match self {
             Self::Local(detokenizer) => detokenizer.finish(),
