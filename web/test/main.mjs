@@ -88,7 +88,7 @@ const PAIRS = [["desktop", "light"], ["phone", "dark"], ["desktop", "dark"], ["p
 
 async function tests() {
   await run("markdown, tools and branches", parts.all);
-  await run("a server that only fails is not asked forever", parts.failures, { expected: /50[03]/ });
+  await run("reconnections to a failing server stop", parts.failures, { expected: /50[03]/ });
   await run("an answer streams, is edited and asked again", chat.talk);
   await run("the message field has the focus", focus.kept);
   await run("what is typed goes into the message field", focus.typed);

@@ -14,10 +14,10 @@ export async function all({ page, address }) {
   await model(page);
 }
 
-/** A reader of a stored answer gives up on a server that answers with errors only. Waits take no time here. */
+/** Reconnections to a stored answer stop after a limited number of error responses. Timers fire at once here. */
 export async function failures({ page, address }) {
   await page.goto(address);
-  for (const [status, most] of [[500, 15], [503, 300]]) {
+  for (const [status, limit] of [[500, 15], [503, 300]]) {
     const path = "**/v1/responses/resp_failing*";
     let requests = 0;
     await page.route(path, (route) => { requests++; return route.fulfill({ status, json: {} }); });
@@ -35,8 +35,8 @@ export async function failures({ page, address }) {
       }
     });
     await page.unroute(path);
-    assert.match(message, new RegExp(`status ${status} again and again`));
-    assert.equal(requests, most);
+    assert.match(message, new RegExp(`every reconnection with status ${status}`));
+    assert.equal(requests, limit);
   }
 }
 

@@ -104,9 +104,10 @@ fn total_time(report: &Report) -> TimeBreakdown {
 }
 
 /// Prompt tokens, output tokens and finish reason of each request, by id.
-fn tokens(report: &Report) -> BTreeMap<&str, (u32, u32, String)> {
-    let outcomes = report.outcomes.iter();
-    outcomes
+fn outcomes(report: &Report) -> BTreeMap<&str, (u32, u32, String)> {
+    report
+        .outcomes
+        .iter()
         .map(|outcome| (outcome.id.as_str(), (outcome.prompt, outcome.outputs, outcome.finish.to_string())))
         .collect()
 }
@@ -116,7 +117,7 @@ fn one_rank_has_no_collectives_and_four_are_faster() {
     let reports = [1, 4].map(|ranks| Fleet { ranks, ..Fleet::default() }.run(&mut agents(150, 40.0)));
     let plain = Preset::parse("h200:qwen3-14b").unwrap();
     assert_eq!(plain.with_ranks(1), Ok(plain));
-    assert_eq!((total_time(&reports[0]).collectives, tokens(&reports[0])), (0.0, tokens(&reports[1])));
+    assert_eq!((total_time(&reports[0]).collectives, outcomes(&reports[0])), (0.0, outcomes(&reports[1])));
     let four = total_time(&reports[1]);
     assert!(four.collectives > 0.0 && four.decode + four.collectives < total_time(&reports[0]).decode);
     assert!(reports[1].ttft_ms.mean < reports[0].ttft_ms.mean);
@@ -127,7 +128,7 @@ fn disaggregated_prefill_keeps_outputs_and_recomputes_only_partial_blocks() {
     let colocated = Fleet::default().run(&mut agents(300, 40.0));
     let fleet = Fleet { roles: prefill_decode(1, 3), ..Fleet::default() };
     let disaggregated = fleet.run(&mut agents(300, 40.0));
-    assert_eq!(tokens(&colocated), tokens(&disaggregated));
+    assert_eq!(outcomes(&colocated), outcomes(&disaggregated));
     assert_eq!(disaggregated, fleet.run(&mut agents(300, 40.0)), "equal runs differ");
     let (prefill, decode) = disaggregated.replicas.split_at(1);
     assert!(prefill[0].handed_off > 250 && prefill[0].transfers.sent_tokens > 10_000, "{prefill:?}");
@@ -150,8 +151,8 @@ fn a_slow_link_delays_decode_and_causes_recomputation() {
         fleet.run(&mut agents(200, 40.0))
     };
     let [fast, slow, slowest] = [50e9, 1e9, 20e6].map(report);
-    assert_eq!(tokens(&fast), tokens(&slow));
-    assert_eq!(tokens(&fast), tokens(&slowest));
+    assert_eq!(outcomes(&fast), outcomes(&slow));
+    assert_eq!(outcomes(&fast), outcomes(&slowest));
     let decode_of_senders = |report: &Report| {
         report.time_of_replicas.iter().find(|time| time.role == Role::Prefill).unwrap().seconds.decode
     };
@@ -219,7 +220,7 @@ fn every_request_ends_once_whichever_replicas_fail() {
         );
         assert_eq!(report, fleet.run(&mut agents(200, 60.0)), "seed {seed}");
         if fleet.aborts == 0 && report.finished == 200 {
-            assert_eq!(tokens(&without_failures), tokens(&report), "seed {seed}");
+            assert_eq!(outcomes(&without_failures), outcomes(&report), "seed {seed}");
         }
         failures += report.replicas.iter().map(|replica| replica.failures).sum::<u32>();
         lost += report.replicas.iter().map(|replica| replica.transfers.lost_tokens).sum::<u64>();

@@ -71,7 +71,7 @@ pub(crate) struct Service {
     pub(crate) streams: PublishedStreams,
     /// The tokenizer processes to start, if any.
     pub(crate) tokenizers: Option<TokenizerStart>,
-    /// Where slots are saved, if they are.
+    /// Directory of saved slots; `None` saves none.
     pub(crate) slot_directory: Option<PathBuf>,
 }
 
@@ -144,7 +144,7 @@ impl Started {
         let slot_files = service.slot_directory.clone().zip(weights).map(|(directory, weights)| {
             let exports = KvExports::of(&mut engine);
             let exports = exports.map_err(|error| Failure::usage(format!("--slot-save-path: {error}")))?;
-            Ok::<_, Failure>(SlotFiles::new(directory, loaded.kv_identity(weights), exports))
+            Ok::<_, Failure>(SlotFiles::new(directory, loaded.kv_fingerprint(weights), exports))
         });
         let slot_files = slot_files.transpose()?;
         let prefill = service.shows_progress.then(|| {

@@ -259,7 +259,7 @@ fn recurrent_models_are_inspected_and_not_served() {
     let all = json(&["inspect", &path, "--json"]);
     // Per layer a convolution of 128 channels and 4 heads of 16 x 16.
     let sizes: Vec<u64> =
-        all["kv"]["states"].as_array().unwrap().iter().map(|s| s["numbers"].as_u64().unwrap()).collect();
+        all["kv"]["states"].as_array().unwrap().iter().map(|s| s["elements"].as_u64().unwrap()).collect();
     assert_eq!(sizes, [3 * 128, 4 * 16 * 16].repeat(3));
     let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
     assert!(text.contains("recurrent states") && text.contains("gated_delta"), "{text}");
@@ -269,6 +269,12 @@ fn recurrent_models_are_inspected_and_not_served() {
         assert!(!output.status.success(), "{backend}");
         assert!(error.contains("Qwen3_5ForCausalLM: its recurrent layers cannot be served yet"), "{error}");
     }
+    let output = run(&["doctor", &path, "--quick", "--port", "0", "--json"]);
+    assert!(!output.status.success());
+    let report: Json = serde_json::from_slice(&output.stdout).unwrap();
+    let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "serving").unwrap();
+    let found = check["found"].as_str().unwrap();
+    assert!(found.contains("recurrent layers cannot be served yet"), "{found}");
 }
 
 #[test]

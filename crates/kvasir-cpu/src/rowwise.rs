@@ -19,7 +19,7 @@ fn norm_body(
 ) {
     let n = group as f32;
     for (at, (x, y)) in x.chunks_exact(group).zip(y.chunks_exact_mut(group)).enumerate() {
-        // A weight for each number of the row, or one for all groups.
+        // One weight per element of the row, or one per element of a group that all groups share.
         let weight = weight.map(|w| if w.len() > group { &w[at * group..][..group] } else { w });
         match kind {
             NormKind::Rms | NormKind::RmsPlusOne => {
@@ -177,7 +177,7 @@ per_isa! {
 }
 
 #[inline(always)]
-fn activate_whole_body(gate: f32, up: &[f32], activation: Activation, y: &mut [f32]) {
+fn activate_scalar_gate_body(gate: f32, up: &[f32], activation: Activation, y: &mut [f32]) {
     let gates = [gate; 16];
     for (y, up) in y.chunks_mut(16).zip(up.chunks(16)) {
         activate_body(&gates[..up.len()], up, activation, y);
@@ -185,8 +185,8 @@ fn activate_whole_body(gate: f32, up: &[f32], activation: Activation, y: &mut [f
 }
 
 per_isa! {
-    /// `y = act(gate) * up` with one gate for the whole row.
-    activate_whole(gate: f32, up: &[f32], activation: Activation, y: &mut [f32]) => activate_whole_body
+    /// `y = act(gate) * up` with one gate element for the whole row.
+    activate_scalar_gate(gate: f32, up: &[f32], activation: Activation, y: &mut [f32]) => activate_scalar_gate_body
 }
 
 #[inline(always)]

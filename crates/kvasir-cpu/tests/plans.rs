@@ -16,8 +16,8 @@ use kvasir_testkit::checkpoints::{close, exact, narrow};
 use std::sync::Arc;
 
 /// Models with sparse latent attention (MLA with an indexer), sinks with windows, mixed window and
-/// full layers, windows alone, MoE, and shared K/V. Each runs in exact f32 and quantized over two KV types in
-/// turn; and one MoE model at `Precision::Bf16x2`.
+/// full layers, windows alone, MoE, and shared K/V. Each runs in exact f32 and quantized over two
+/// KV types in turn; and one MoE model at `Precision::Bf16x2`.
 fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     let mut setups = Vec::new();
     let mut kinds = KvType::ALL.into_iter().cycle();

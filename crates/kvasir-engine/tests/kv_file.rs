@@ -1,4 +1,4 @@
-//! Files of K/V rows: what was written is read, and a file that is damaged anywhere is refused.
+//! K/V files: rows read back as written, and a file that is corrupt at any byte is refused.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::{KvFile, KvFileError, KvFileHeader, KvFileWriter};
@@ -18,19 +18,19 @@ fn header(random: &mut Random) -> KvFileHeader {
     let block_size = random.pick(if is_large { &[1, 2] } else { &[2, 16] });
     let tokens = random.between(1, if is_large { 9 } else { 300 });
     KvFileHeader {
-        model: 7,
+        kv_fingerprint: 7,
         layout: layout(slot_bytes),
         block_size,
         final_len: tokens + random.between(0, 50),
         prefix_salt: random.below(2),
         tokens: (0..tokens).map(|_| random.below(1 << 20) as Token).collect(),
-        rows: tokens / block_size * block_size,
+        row_count: tokens / block_size * block_size,
     }
 }
 
 fn rows(header: &KvFileHeader, random: &mut Random) -> Vec<u8> {
     let mut next = random.below(251) as u8;
-    let bytes = header.layout.slot_bytes * header.rows as usize;
+    let bytes = header.layout.slot_bytes * header.row_count as usize;
     let mut byte = || {
         next = next.wrapping_mul(5).wrapping_add(1);
         next
@@ -53,7 +53,7 @@ fn file(header: &KvFileHeader, rows: &[u8], random: &mut Random) -> Vec<u8> {
 }
 
 #[test]
-fn files_hold_what_was_written() {
+fn files_read_back_as_written() {
     let mut chunks = 0;
     for seed in 0..40 {
         let mut random = Random::new(seed);
@@ -62,10 +62,10 @@ fn files_hold_what_was_written() {
         let bytes = file(&header, &rows, &mut random);
         let mut read = KvFile::open(Cursor::new(&bytes)).unwrap();
         assert_eq!((read.header(), read.bytes()), (&header, bytes.len() as u64), "seed {seed}");
-        read.verify().unwrap();
+        read.verify_checksums().unwrap();
         let (mut all, mut part) = (Vec::new(), Vec::new());
         for chunk in header.chunks() {
-            read.read(&chunk, &mut part).unwrap();
+            read.read_chunk(&chunk, &mut part).unwrap();
             all.extend_from_slice(&part);
             chunks += 1;
         }
@@ -74,13 +74,13 @@ fn files_hold_what_was_written() {
     assert!(chunks > 45, "{chunks}");
 }
 
-/// Whether a file is refused, and why.
+/// Why a file is refused; `None` if it is intact.
 fn refusal(bytes: &[u8]) -> Option<KvFileError> {
-    KvFile::open(Cursor::new(bytes)).and_then(|mut file| file.verify()).err()
+    KvFile::open(Cursor::new(bytes)).and_then(|mut file| file.verify_checksums()).err()
 }
 
 #[test]
-fn damaged_files_are_refused() {
+fn corrupt_files_are_refused() {
     for seed in 0..200 {
         let mut random = Random::new(seed);
         let mut header = header(&mut random);
@@ -96,24 +96,24 @@ fn damaged_files_are_refused() {
         flipped[at] ^= 1 << random.below(8);
         assert!(refusal(&flipped).is_some(), "seed {seed}: byte {at}");
         let longer = [&whole[..], b"x"].concat();
-        assert!(matches!(refusal(&longer), Some(KvFileError::Damaged { .. })), "seed {seed}");
+        assert!(matches!(refusal(&longer), Some(KvFileError::Corrupt { .. })), "seed {seed}");
     }
     for foreign in [&b""[..], b"G", b"GGUF", b"KVASIRKW", &[0; 5000]] {
-        assert!(matches!(refusal(foreign), Some(KvFileError::Foreign)), "{foreign:?}");
+        assert!(matches!(refusal(foreign), Some(KvFileError::NotKvFile)), "{foreign:?}");
     }
 }
 
 #[test]
 fn chunks_of_other_files_are_refused() {
     let mut random = Random::new(1);
-    let header = KvFileHeader { layout: layout(100), rows: 16, block_size: 16, ..header(&mut random) };
+    let header = KvFileHeader { layout: layout(100), row_count: 16, block_size: 16, ..header(&mut random) };
     let header = KvFileHeader { tokens: vec![1; 16], ..header };
     let other = KvFileHeader { tokens: vec![2; 16], ..header.clone() };
     let rows = rows(&header, &mut random);
     let [one, other] = [header, other].map(|header| file(&header, &rows, &mut random));
-    let behind = one.len() - (16 * 100 + 8);
-    let mixed = [&one[..behind], &other[behind..]].concat();
-    assert!(matches!(refusal(&mixed), Some(KvFileError::Damaged { .. })));
+    let first_chunk = one.len() - (16 * 100 + 8);
+    let mixed = [&one[..first_chunk], &other[first_chunk..]].concat();
+    assert!(matches!(refusal(&mixed), Some(KvFileError::Corrupt { .. })));
 }
 
 #[test]
@@ -124,27 +124,27 @@ fn rows_of_other_models_and_layouts_are_refused() {
     let bytes = file(&header, &rows, &mut random);
     let read = KvFile::open(Cursor::new(&bytes)).unwrap();
     let block = header.block_size;
-    assert!(read.check(7, &layout(8), block).is_ok());
-    assert!(matches!(read.check(8, &layout(8), block), Err(KvFileError::OtherModel)));
+    assert!(read.check_compatible(7, &layout(8), block).is_ok());
+    assert!(matches!(read.check_compatible(8, &layout(8), block), Err(KvFileError::ModelMismatch)));
     for (layout, block) in [
         (layout(9), block),
         (layout(8), block + 1),
         (KvLayout { format: "f32".into(), slot_bytes: 8 }, block),
     ] {
-        assert!(matches!(read.check(7, &layout, block), Err(KvFileError::OtherLayout { .. })));
+        assert!(matches!(read.check_compatible(7, &layout, block), Err(KvFileError::LayoutMismatch { .. })));
     }
 }
 
 #[test]
 fn writers_refuse_too_few_and_too_many_rows() {
     let header = KvFileHeader {
-        model: 7,
+        kv_fingerprint: 7,
         layout: layout(4),
         block_size: 2,
         final_len: 9,
         prefix_salt: 0,
         tokens: vec![1; 5],
-        rows: 4,
+        row_count: 4,
     };
     let mut short = KvFileWriter::new(Vec::new(), &header).unwrap();
     short.write(&[0; 15]).unwrap();

@@ -118,7 +118,7 @@ impl Checkpoint {
                 out.keep_named(|name| canonical_name(&class, name))?;
             }
         }
-        out.rename()?;
+        out.rename_tensors()?;
         Ok(out)
     }
 
@@ -160,15 +160,15 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Gives tensors that the architecture names in another way the names of all architectures.
-    fn rename(&mut self) -> Result<()> {
+    /// Replaces tensor names that only this architecture uses by the canonical ones.
+    fn rename_tensors(&mut self) -> Result<()> {
         let Some(renames) = Renames::of(&self.config) else { return Ok(()) };
         renames.apply(&mut self.tensors).map_err(|e| e.in_file(&self.path))?;
         if let Some(q) = &mut self.quantization {
-            q.not_converted.iter_mut().for_each(|module| *module = renames.module(module));
+            q.not_converted.iter_mut().for_each(|module| *module = renames.canonical_module(module));
         }
-        let has_prediction = self.tensors.contains_key(&renames.prediction());
-        renames.count_predictions(&mut self.config, has_prediction);
+        let has_prediction = self.tensors.contains_key(&renames.prediction_tensor());
+        renames.set_prediction_count(&mut self.config, has_prediction);
         Ok(())
     }
 
@@ -240,8 +240,8 @@ impl Checkpoint {
         })
     }
 
-    /// A hash (XXH64) of the config, of the names, types and shapes of all tensors, and of the first
-    /// bytes of each. Stable: files may store it.
+    /// A hash (XXH64) of the config, of the names, types and shapes of all tensors, and of the
+    /// first bytes of each. Stable: files may store it.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = Xxh64::new(0);
         self.config.to_string().hash(&mut hasher);

@@ -40,7 +40,7 @@
 //! 4. `blocks`: paged attention over two prefix-cache indices, `paged` (hash chain, LRU) and
 //!    `radix` (radix tree).
 //! 5. `prefixed`: a frozen shared prefix in a pool of its own, as cascade attention reads it.
-//! 6. `grouped`: a cache with recurrent states beside its K/V, and their checkpoints.
+//! 6. `grouped`: the cache of a hybrid model: K/V, recurrent states and their checkpoints.
 //! 7. `registry`: caches built by kind.
 //!
 //! `metadata` stands beside: the KV cache shape per layer, as model files state it.
@@ -75,7 +75,7 @@ pub use crate::contract::capabilities::{
     Anchors, Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
 pub use crate::contract::error::CacheError;
-pub use crate::contract::group::{Anchor, GroupId, GroupKind, Groups, StateConfig, StateCosts};
+pub use crate::contract::group::{Anchor, GroupId, GroupKind, Groups, RecomputeCosts, StateConfig};
 pub use crate::contract::ids::{BlockId, PoolId, Position, SeqId, Slot, StepId, Token};
 pub use crate::contract::kind::{CacheKind, Capability};
 pub use crate::contract::kv_event::KvEvent;

@@ -32,7 +32,7 @@ pub struct CacheConfig {
     pub dummy: bool,
     /// Ring buffers of sliding-window layers, for `contiguous`.
     pub rings: Option<Rings>,
-    /// The recurrent states of the model, if it has any.
+    /// The pool of recurrent states, if the model has recurrent layers.
     pub states: Option<StateConfig>,
 }
 
@@ -57,7 +57,7 @@ pub fn build(kind: CacheKind, config: &CacheConfig) -> Result<Box<dyn Cache>, Ca
         return Err(CacheError::BadConfig("only a contiguous cache takes rings"));
     }
     if config.rings.is_some() && config.states.is_some() {
-        return Err(CacheError::BadConfig("a cache with rings keeps no recurrent states"));
+        return Err(CacheError::BadConfig("a cache with rings cannot hold recurrent states"));
     }
     let primary: Box<dyn Cache> = match kind {
         CacheKind::Contiguous => match &config.rings {

@@ -41,7 +41,7 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Rou
     routes.iter_mut().for_each(|(_, share)| *share *= routing.scale);
     if let Some(scales) = routing.expert_scale {
         let scales = weights.get(scales);
-        routes.iter_mut().for_each(|(expert, share)| *share *= scales[*expert as usize]);
+        routes.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
     }
     routes
 }

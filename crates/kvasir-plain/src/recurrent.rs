@@ -1,13 +1,15 @@
-//! Reference recurrences in order of position: short convolution, gated delta rule, selective scan.
+//! Reference recurrences, token by token: short convolution, gated delta rule, selective scan.
 //!
-//! A state matrix is row-major `S[i][j]`; i is the reduced index. Reads `Σ_i S[i][j] x[i]` have four partial
-//! sums by i mod 4, fused multiply-adds in ascending i, then `(s0 + s1) + (s2 + s3)`. A decay is a
-//! rounded product, an update one fused multiply-add. So a result depends on no chunk.
+//! A state matrix is row-major `S[i][j]`; i is the reduced index. A product
+//! `Σ_i S[i][j] x[i]` has four partial sums by i mod 4, fused multiply-adds in ascending i, then
+//! `(s0 + s1) + (s2 + s3)`. A decay is a rounded product, an update one fused multiply-add. So
+//! results do not depend on how a sequence is divided into steps.
 
 use crate::math::sigmoid;
 use kvasir_program::{DeltaForm, ScanForm};
 
-/// Weights of a convolution: `kernel` per channel, in order of position, and a bias per channel.
+/// Weights of a convolution: `kernel` taps per channel, the oldest token first, and one bias per
+/// channel.
 #[derive(Clone, Copy)]
 pub(crate) struct ConvWeights<'a> {
     pub(crate) weight: &'a [f32],
@@ -37,7 +39,7 @@ pub(crate) fn short_conv(
     }
 }
 
-/// Operands of a gated delta rule, row after row.
+/// Operands of a gated delta rule, row-major with one row per token.
 pub(crate) struct DeltaRows<'a> {
     pub(crate) q: &'a [f32],
     pub(crate) k: &'a [f32],
@@ -46,7 +48,8 @@ pub(crate) struct DeltaRows<'a> {
     pub(crate) beta: &'a [f32],
 }
 
-/// The gated delta rule over a whole sequence. `decay` and `dt_bias` are weights per value head.
+/// The gated delta rule over a whole sequence. `decay` and `dt_bias` are weights, one per value
+/// head.
 pub(crate) fn gated_delta(
     rows: &DeltaRows<'_>,
     form: &DeltaForm,
@@ -60,29 +63,29 @@ pub(crate) fn gated_delta(
         let key = form.key_head(head) * form.key_dim;
         let rate = form.decay_rate.of(decay[head]);
         for (t, y) in y.chunks_exact_mut(values).enumerate() {
-            let of_key = |x: &[f32]| unit(&x[t * keys + key..][..form.key_dim]);
+            let of_key = |x: &[f32]| l2_normalize(&x[t * keys + key..][..form.key_dim]);
             let (mut q, k) = (of_key(rows.q), of_key(rows.k));
             let scale = (form.key_dim as f32).sqrt();
             q.iter_mut().for_each(|q| *q /= scale);
-            let gates = t * form.value_heads + head;
-            let g = rate * softplus(rows.decay[gates] + dt_bias[head]);
-            let beta = sigmoid(rows.beta[gates]);
+            let at = t * form.value_heads + head;
+            let g = rate * softplus(rows.decay[at] + dt_bias[head]);
+            let beta = sigmoid(rows.beta[at]);
             let v = &rows.v[t * values + head * form.value_dim..][..form.value_dim];
-            let keep = g.exp();
-            state.iter_mut().for_each(|s| *s *= keep);
+            let decay_factor = g.exp();
+            state.iter_mut().for_each(|s| *s *= decay_factor);
             for (j, v) in v.iter().enumerate() {
                 let column = || state.iter().skip(j).step_by(form.value_dim);
-                let delta = beta * (v - read(column(), &k));
+                let delta = beta * (v - column_dot(column(), &k));
                 let cells = state.iter_mut().skip(j).step_by(form.value_dim);
                 cells.zip(&k).for_each(|(s, k)| *s = k.mul_add(delta, *s));
                 let column = state.iter().skip(j).step_by(form.value_dim);
-                y[head * form.value_dim + j] = read(column, &q);
+                y[head * form.value_dim + j] = column_dot(column, &q);
             }
         }
     }
 }
 
-/// Operands of a selective scan, row after row.
+/// Operands of a selective scan, row-major with one row per token.
 pub(crate) struct ScanRows<'a> {
     pub(crate) x: &'a [f32],
     pub(crate) b: &'a [f32],
@@ -90,7 +93,7 @@ pub(crate) struct ScanRows<'a> {
     pub(crate) dt: &'a [f32],
 }
 
-/// Weights of a selective scan, one number per head.
+/// Weights of a selective scan, one element per head.
 #[derive(Clone, Copy)]
 pub(crate) struct ScanWeights<'a> {
     pub(crate) decay: &'a [f32],
@@ -111,24 +114,24 @@ pub(crate) fn selective_scan(rows: &ScanRows<'_>, form: &ScanForm, weights: Scan
             };
             let (b, c) = (of_group(rows.b), of_group(rows.c));
             let dt = softplus(rows.dt[t * form.heads + head] + weights.dt_bias[head]);
-            let (least, most) = form.dt_limits;
-            let dt = most.map_or(dt, |most| dt.min(most)).max(least);
-            let keep = (rate * dt).exp();
-            state.iter_mut().for_each(|s| *s *= keep);
+            let limits = form.dt_limits;
+            let dt = limits.max.map_or(dt, |max| dt.min(max)).max(limits.min);
+            let decay_factor = (rate * dt).exp();
+            state.iter_mut().for_each(|s| *s *= decay_factor);
             let x = &rows.x[t * width + head * form.head_dim..][..form.head_dim];
             for (j, x) in x.iter().enumerate() {
                 let input = dt * x;
                 let cells = state.iter_mut().skip(j).step_by(form.head_dim);
                 cells.zip(&b).for_each(|(s, b)| *s = b.mul_add(input, *s));
                 let column = state.iter().skip(j).step_by(form.head_dim);
-                y[head * form.head_dim + j] = weights.skip[head].mul_add(*x, read(column, &c));
+                y[head * form.head_dim + j] = weights.skip[head].mul_add(*x, column_dot(column, &c));
             }
         }
     }
 }
 
 /// `Σ_i column[i] x[i]`.
-fn read<'a>(column: impl Iterator<Item = &'a f32>, x: &[f32]) -> f32 {
+fn column_dot<'a>(column: impl Iterator<Item = &'a f32>, x: &[f32]) -> f32 {
     let mut sums = [0.0f32; 4];
     for (i, (s, x)) in column.zip(x).enumerate() {
         sums[i % 4] = s.mul_add(*x, sums[i % 4]);
@@ -136,8 +139,8 @@ fn read<'a>(column: impl Iterator<Item = &'a f32>, x: &[f32]) -> f32 {
     (sums[0] + sums[1]) + (sums[2] + sums[3])
 }
 
-/// `x / sqrt(Σ x² + 1e-6)`, with 16 partial sums that are added by halves.
-fn unit(x: &[f32]) -> Vec<f32> {
+/// `x / sqrt(Σ x² + 1e-6)`, with 16 partial sums that are reduced pairwise.
+fn l2_normalize(x: &[f32]) -> Vec<f32> {
     let mut sums = [0.0f32; 16];
     x.iter().enumerate().for_each(|(i, x)| sums[i % 16] += x * x);
     for half in [8, 4, 2, 1] {

@@ -148,7 +148,8 @@ impl<'a> Run<'a> {
                 let group = width / groups;
                 let parts = y.chunks_exact_mut(group).zip(self.value(*x).chunks_exact(group));
                 for (at, (y, x)) in parts.enumerate() {
-                    // A weight for each element of a row, or one for all groups.
+                    // One weight per element of the row, or one per element of a group that all
+                    // groups share.
                     let of_group = |weight: &'a [f32]| {
                         if weight.len() == group { weight } else { &weight[at % groups * group..][..group] }
                     };
@@ -188,7 +189,7 @@ impl<'a> Run<'a> {
             }
             Op::UpdateAndAttend { .. } => self.attend(op, y, width),
             Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {
-                self.recur(op, y, width);
+                self.run_recurrent(op, y, width);
             }
             Op::Gate { gate, up, activation, .. } => {
                 // A gate of one element applies to the whole row.
@@ -290,9 +291,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A recurrent op. Each row of the batch is a whole sequence (the executor has checked that), so
+    /// Runs a recurrent op. Each batch row is a whole sequence (the executor has checked that), so
     /// its state starts at 0 and is dropped after the step.
-    fn recur(&self, op: &Op, y: &mut [f32], width: usize) {
+    fn run_recurrent(&self, op: &Op, y: &mut [f32], width: usize) {
         let w = self.job.weights;
         for row in &self.job.batch.rows {
             let tokens = row.tokens.range();

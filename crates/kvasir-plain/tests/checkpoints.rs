@@ -71,7 +71,7 @@ fn converted_checkpoints_give_the_recorded_logits() {
 
 /// `KVASIR_GGUF_CASES` is a folder of cases with a `model.gguf` and an `expected.json` each.
 #[test]
-#[ignore = "needs KVASIR_GGUF_CASES, files of another converter"]
+#[ignore = "needs KVASIR_GGUF_CASES, GGUF files that another converter wrote"]
 fn files_of_other_converters_give_the_recorded_logits() {
     let folder = std::env::var_os("KVASIR_GGUF_CASES").unwrap();
     let mut seen = 0;
@@ -121,7 +121,8 @@ fn greedy(name: &str, model: &PlainModel, prompt: &[Token], expected: &[Token]) 
     assert_eq!(sampled, expected, "{name}, prompt of {}", prompt.len());
 }
 
-/// The prompt and its continuation in one step: a recurrent model's steps hold whole sequences.
+/// Feeds the prompt and its continuation in one step: a step of a recurrent model must hold whole
+/// sequences.
 fn greedy_in_one_step(name: &str, model: &PlainModel, prompt: &[Token], expected: &[Token]) {
     let all = [prompt, &expected[..expected.len() - 1]].concat();
     let mut stream = Stream::new(PlainExecutor::new(model, limits()), prompt, all.len());
@@ -193,7 +194,7 @@ fn mtp_layers_propose_the_recorded_drafts() {
             let mut draft = Stream::new(draft, &ids, 512);
             // MTP: row i pairs the hidden state of token i with token i + 1, so the layer lags one
             // token behind.
-            // A recurrent target computes all states in one step.
+            // A recurrent target computes the hidden states of all tokens in one step.
             let (width, recurs) = (model.program().hidden, model.program().is_recurrent());
             let all = [&ids[..], &greedy].concat();
             let fed = if recurs { &all } else { &ids };

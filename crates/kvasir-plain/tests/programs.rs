@@ -30,8 +30,8 @@ fn missing_misshapen_and_unused_tensors_are_named() {
         let source = Checkpoint::open(&case).unwrap().source();
         let names: Vec<String> = source.tensors.iter().flatten().map(|(name, _)| name.clone()).collect();
         let mut unnoticed = Vec::new();
-        // K and V of layers that share those of others are not read.
-        let shares = |name: &str| {
+        // The K and V projections of layers with shared K/V are not read.
+        let is_unread = |name: &str| {
             let parts = ["k_proj.weight", "v_proj.weight", "k_norm.weight"];
             case.ends_with("gemma4_ple")
                 && ["3", "4", "5"].iter().any(|n| name.contains(&format!("layers.{n}.")))
@@ -57,9 +57,9 @@ fn missing_misshapen_and_unused_tensors_are_named() {
                 }
                 Err(other) => panic!("{}: bad shape of {name}: {other}", case.display()),
                 // Scales have no shape in the program; the reader of the weight checks them against
-                // it. Unread tensors may have any.
+                // it. Unread tensors may have any shape.
                 Ok(_) => assert!(
-                    name.contains("_scale") || shares(name),
+                    name.contains("_scale") || is_unread(name),
                     "{}: bad shape of {name}",
                     case.display()
                 ),
@@ -68,7 +68,7 @@ fn missing_misshapen_and_unused_tensors_are_named() {
         // May be absent: copies of the embedding and LM head inside MTP layers, and scales.
         unnoticed.retain(|n| {
             !n.contains("_scale")
-                && !shares(n)
+                && !is_unread(n)
                 && !n.ends_with("embed_tokens.weight")
                 && !n.ends_with("head.weight")
         });

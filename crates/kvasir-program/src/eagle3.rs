@@ -1,14 +1,14 @@
 //! [`Eagle3`]: the draft head of an EAGLE-3 checkpoint, for speculative decoding.
 //!
-//! One decoder layer over the target's features. Row `i` combines the features of token `i` with the
-//! embedding of token `i + 1`:
+//! One decoder layer over the target's features. Row `i` combines the features of token `i` with
+//! the embedding of token `i + 1`:
 //!
 //! `x = h + attention([norm(embedding) ; norm(h)])`, `out = x + ffn(norm(x))`,
 //! `logits = lm_head(norm(out))`
 //!
 //! `h` is a projection (`fc`) of the residual streams that enter three layers of the target, which
-//! the target's program computes ([`Program::with_features`]). While drafting, `out` takes the place
-//! of `h`. The head may have a smaller vocabulary; `d2t` of its checkpoint leads back.
+//! the target's program computes ([`Program::with_features`]). While drafting, `out` takes the
+//! place of `h`. The head may have a smaller vocabulary; `d2t` of its checkpoint leads back.
 
 use crate::arch::llama::LLAMA;
 use crate::blocks::attention::Attention;
@@ -37,8 +37,9 @@ pub struct Eagle3 {
 }
 
 impl Eagle3 {
-    /// Builds the head from its checkpoint, which must contain an embedding: its own, or that of the
-    /// target under the same name. Fails, naming the key or tensor, if it does not fit the target.
+    /// Builds the head from its checkpoint, which must contain an embedding: its own, or that of
+    /// the target under the same name. Fails, naming the key or tensor, if it does not fit the
+    /// target.
     pub fn build(source: &Source, target: &Program) -> Result<Self> {
         let facts = Config::new(&source.config);
         let names = facts.texts("architectures")?.unwrap_or_default();
@@ -101,8 +102,8 @@ fn head(b: &mut Builder<'_>, vocab: usize) -> Result<()> {
     Ok(())
 }
 
-/// The layers whose inputs are the features: as the config says, else the second, the middle and the
-/// third from the end.
+/// The layers whose inputs are the features: as the config says, else the second, the middle and
+/// the third from the end.
 fn feature_layers(config: Config<'_>, target: &Program) -> Result<[u32; 3]> {
     let count = target.taps.iter().filter(|(tap, _)| matches!(tap, Tap::IntoLayer(_))).count();
     let key = "eagle_aux_hidden_state_layer_ids";

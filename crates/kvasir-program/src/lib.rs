@@ -53,7 +53,7 @@ pub use crate::error::{ProgramError, Result};
 pub use crate::gguf::Gguf;
 pub use crate::gguf::metadata::Metadata;
 pub use crate::gguf::tensor_name::{COMMON_TENSORS, TensorName};
-pub use crate::gguf::transform::{HeadOrder, StoredAs, Transform};
+pub use crate::gguf::transform::{HeadLocation, StoredAs, Transform};
 pub use crate::gguf::writer::{MetadataValue, WrittenMetadata};
 pub use crate::ir::activation::Activation;
 pub use crate::ir::elementwise::Elementwise;
@@ -64,7 +64,9 @@ pub use crate::ir::moe::{Experts, Groups, Routing, Score};
 pub use crate::ir::op::{Collective, NormKind, NumberType, Op, Pairs};
 pub use crate::ir::pooling::Pooling;
 pub use crate::ir::program::{Program, Purpose, Shard, Tap};
-pub use crate::ir::recurrent::{DecayRate, DeltaForm, HeadMap, ScanForm, StateFacts, StateId};
+pub use crate::ir::recurrent::{
+    DecayRate, DeltaForm, HeadMap, ScanForm, StateFacts, StateId, TimeStepLimits,
+};
 pub use crate::ir::rope::{LongRope, Rope, RopeId, Temperature};
 pub use crate::ir::value::{Holds, Rows, Value, ValueId};
 pub use crate::ir::weight::{Matrices, Matrix, Role, StoredRows, Vector, Weight, WeightId};

@@ -77,7 +77,7 @@ impl Model {
     }
 
     /// Fails if the checkpoint has a tensor that no program uses, so that no part of a model is
-    /// ignored silently. `unread` are those that the architecture itself does not use.
+    /// ignored silently. `unread` lists tensors that the architecture permits without using them.
     fn check_unused(&self, source: &Source, unread: &[String]) -> Result<()> {
         let Some(tensors) = &source.tensors else { return Ok(()) };
         let names: HashSet<&str> =

@@ -1,5 +1,5 @@
-//! The table of architectures: names are unique, unknown ones lead to the nearest known one, and the
-//! documentation lists all.
+//! The table of architectures: names are unique, unknown ones lead to the nearest known one, and
+//! the documentation lists all.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_program::{Architecture, Model, Source};

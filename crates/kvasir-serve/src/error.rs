@@ -111,8 +111,8 @@ impl ApiError {
         Self::beyond_context(param, message, overflow)
     }
 
-    /// 400: what the text `size` describes exceeds the context length. Clients look for these words of
-    /// llama.cpp's server and of OpenAI's.
+    /// 400: what the text `size` describes exceeds the context length. Clients look for these words
+    /// of llama.cpp's server and of OpenAI's.
     pub(crate) fn beyond_context(param: &str, size: impl fmt::Display, overflow: Overflow) -> Self {
         let message = format!(
             "{size}, which exceeds the available context size: the maximum context length is {} tokens, with \
@@ -122,8 +122,9 @@ impl ApiError {
         Self { detail: Some(Detail::Overflow(overflow)), ..Self::too_long(param, message) }
     }
 
-    /// For an input that is no prompt. Clients look for these words of llama.cpp's server.
-    pub(crate) fn of_input(self) -> Self {
+    /// Prefixes a context overflow with the words by which clients of llama.cpp's server recognize
+    /// it. Other errors are unchanged.
+    pub(crate) fn for_embedding_input(self) -> Self {
         if self.code != Some(CONTEXT_EXCEEDED) {
             return self;
         }
@@ -212,8 +213,8 @@ impl ApiError {
         Self { code: Some("internal_error"), ..Self::new(500, message) }
     }
 
-    /// Renames the field `from` of a translated body, or a field within it, to the client's `to`. Errors
-    /// about other fields are unchanged.
+    /// Renames the field `from` of a translated body, or a field within it, to the client's `to`.
+    /// Errors about other fields are unchanged.
     pub(crate) fn renamed(self, from: &str, to: &str) -> Self {
         let within = self.param.as_deref().and_then(|param| param.strip_prefix(from));
         let Some(within) = within.filter(|rest| rest.is_empty() || rest.starts_with(['.', '['])) else {
@@ -226,8 +227,8 @@ impl ApiError {
         Self { param, message, ..self }
     }
 
-    /// The error `type`: OpenAI's for the status, but llama.cpp's for a prompt beyond the context, which
-    /// OpenAI's clients know by its code.
+    /// The error `type`: OpenAI's for the status, but llama.cpp's for a prompt beyond the context,
+    /// which OpenAI's clients know by its code.
     pub fn kind(&self) -> &'static str {
         match self.status {
             400 if self.code == Some(CONTEXT_EXCEEDED) => "exceed_context_size_error",
@@ -258,8 +259,8 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// llama.cpp's error object, `{"error": {code, message, type}}` with the HTTP status as the code, and
-    /// `param`.
+    /// llama.cpp's error object, `{"error": {code, message, type}}` with the HTTP status as the
+    /// code, and `param`.
     pub fn to_llama_cpp(&self) -> Value {
         let kind = match self.status {
             501 => "not_supported_error",

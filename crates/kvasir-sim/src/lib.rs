@@ -38,7 +38,7 @@ pub use crate::link::{Link, Links};
 pub use crate::machine::{Arithmetic, MACHINES, Machine, Recorded, WeightType};
 pub use crate::output_source::{OutputSource, TokenList};
 pub use crate::paced::Paced;
-pub use crate::preset::Preset;
+pub use crate::preset::{Preset, RankError};
 pub use crate::rectangle::StaticShape;
 pub use crate::shape::{SHAPES, Shape};
 pub use crate::step_time::StepBreakdown;

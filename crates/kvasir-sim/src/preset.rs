@@ -28,16 +28,13 @@ impl Preset {
 
     /// The preset with `ranks` ranks. Fails for 0 ranks, for more ranks than attention heads, and
     /// without figures of the machine's link between ranks.
-    pub fn with_ranks(self, ranks: u32) -> Result<Self, String> {
-        let (heads, name) = (self.shape.heads, self.shape.name);
+    pub fn with_ranks(self, ranks: u32) -> Result<Self, RankError> {
+        let (heads, shape) = (self.shape.heads, self.shape.name);
         if ranks == 0 || ranks > heads {
-            return Err(format!("`{name}` has {heads} attention heads: use 1 to {heads} ranks, not {ranks}"));
+            return Err(RankError::Count { ranks, shape, heads });
         }
         if ranks > 1 && self.machine.links.ranks.is_none() {
-            return Err(format!(
-                "the machine `{}` has no figures of a link between ranks",
-                self.machine.name
-            ));
+            return Err(RankError::NoLink { machine: self.machine.name });
         }
         Ok(Self { ranks, ..self })
     }
@@ -121,6 +118,41 @@ impl Preset {
     }
 }
 
+/// Why a number of tensor-parallel ranks cannot be simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RankError {
+    /// No ranks, or more ranks than attention heads.
+    Count {
+        /// The number of ranks.
+        ranks: u32,
+        /// Name of the model's shape.
+        shape: &'static str,
+        /// Attention heads of the shape.
+        heads: u32,
+    },
+    /// The machine has no figures of a link between ranks.
+    NoLink {
+        /// Name of the machine.
+        machine: &'static str,
+    },
+}
+
+impl fmt::Display for RankError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count { ranks, shape, heads } => {
+                write!(f, "`{shape}` has {heads} attention heads: use 1 to {heads} ranks, not {ranks}")
+            }
+            Self::NoLink { machine } => {
+                write!(f, "the machine `{machine}` has no figures of a link between ranks")
+            }
+        }
+    }
+}
+
+impl std::error::Error for RankError {}
+
 impl fmt::Display for Preset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.machine.name, self.shape.name, self.machine.weights.name())
@@ -183,8 +215,10 @@ mod tests {
         // With more ranks than its 8 KV heads, these are replicated.
         let slots = [8, 16].map(|ranks| one.with_ranks(ranks).unwrap().slots(1.0));
         assert!(slots[1] < slots[0] * 11 / 10, "{slots:?}");
-        assert!(one.with_ranks(41).unwrap_err().contains("40 attention heads"));
-        assert!(Preset::parse("cpu2-amx").unwrap().with_ranks(2).unwrap_err().contains("cpu2-amx"));
+        let too_many = RankError::Count { ranks: 41, shape: "qwen3-14b", heads: 40 };
+        assert_eq!(one.with_ranks(41), Err(too_many));
+        let without_link = Preset::parse("cpu2-amx").unwrap();
+        assert_eq!(without_link.with_ranks(2), Err(RankError::NoLink { machine: "cpu2-amx" }));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The toy device with windows and recurrent states, over caches of every kind: its outputs are those
-//! of the reference without a cache, however prompts are cut, drafted, forked and shared; and it
+//! The toy device with sliding windows and recurrent states, over caches of every kind. Its outputs
+//! equal the reference without a cache, under chunked prefill, drafts, forks and prefix hits. It
 //! reports plans that read or write a wrong state.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -15,12 +15,12 @@ use kvasir_testkit::Random;
 struct Request {
     seq: SeqId,
     row: PoolRow,
-    prompt: usize,
-    /// Prompt and outputs; all but the last were fed or will be.
+    prompt_len: usize,
+    /// Prompt and outputs.
     tokens: Vec<Token>,
 }
 
-struct Run {
+struct Simulation {
     cache: Box<dyn Cache>,
     toy: Toy,
     shape: ToyShape,
@@ -29,7 +29,7 @@ struct Run {
     rows: u32,
 }
 
-impl Run {
+impl Simulation {
     fn new(kind: CacheKind, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let states = StateConfig { live: 3, checkpoints: random.between(0, 8), tail_rows: 4, interval: 8 };
@@ -37,15 +37,15 @@ impl Run {
         let config = CacheConfig { block_size, states: Some(states), ..CacheConfig::new(400) };
         let windows = random.pick(&[&[][..], &[1], &[3, 7]]).to_vec();
         let shape = ToyShape { windows, state: true };
-        let (cache, toy) = (build(kind, &config).unwrap(), Toy::of_shape(shape.clone()));
+        let (cache, toy) = (build(kind, &config).unwrap(), Toy::with_shape(shape.clone()));
         Self { cache, toy, shape, random, step: 0, rows: 0 }
     }
 
-    fn bind(&mut self, seq: SeqId, tokens: Vec<Token>, prompt: usize) -> Request {
+    fn bind(&mut self, seq: SeqId, tokens: Vec<Token>, prompt_len: usize) -> Request {
         let row = PoolRow(self.rows);
         self.rows += 1;
         self.toy.bind(row, SequenceSpec { prompt: tokens.clone(), ..SequenceSpec::default() });
-        Request { seq, row, prompt, tokens }
+        Request { seq, row, prompt_len, tokens }
     }
 
     fn open(&mut self, prompt: &[Token]) -> Request {
@@ -56,7 +56,7 @@ impl Run {
         self.bind(seq, prompt.to_vec(), prompt.len())
     }
 
-    /// The step that feeds `tokens`, the last `drafts` of which are drafts.
+    /// Claims and plans the step that feeds `tokens`, the last `drafts` of which are drafts.
     fn plan(&mut self, request: &Request, tokens: &[Token], drafts: u32) -> Box<Step> {
         self.step += 1;
         let (mut step, count) = (Box::new(Step::default()), tokens.len() as u32);
@@ -90,15 +90,15 @@ impl Run {
         step.output.tokens
     }
 
-    /// Feeds what is known of a request, and drafts behind it; appends what the device samples.
+    /// Runs a prefill chunk, or all unfed tokens and drafts after them. Appends the sampled tokens.
     fn advance(&mut self, request: &mut Request) {
         let from = self.cache.next_position(request.seq).unwrap() as usize;
         let known = &request.tokens[from..];
         if known.len() > 1 && self.random.chance(70) {
             // A chunk of the prompt, whose sample is not used.
             let chunk = self.random.between(1, known.len() as u32 - 1) as usize;
-            let (tokens, marks) = (known[..chunk].to_vec(), [request.prompt as Position]);
-            self.cache.mark(request.seq, &marks).unwrap();
+            let (tokens, marks) = (known[..chunk].to_vec(), [request.prompt_len as Position]);
+            self.cache.mark_checkpoints(request.seq, &marks).unwrap();
             let step = self.plan(request, &tokens, 0);
             if self.random.chance(15) {
                 return self.cache.cancel(step.plan.step).unwrap();
@@ -108,8 +108,8 @@ impl Run {
         }
         let mut tokens = known.to_vec();
         let drafts = if self.random.chance(50) { self.random.between(0, 3) } else { 0 };
-        let right = self.shape.alone(&request.tokens, drafts, true);
-        for draft in right {
+        let correct = self.shape.alone(&request.tokens, drafts, true);
+        for draft in correct {
             let is_wrong = self.random.chance(30);
             tokens.push(if is_wrong { 5 } else { draft });
         }
@@ -125,16 +125,16 @@ impl Run {
         }
     }
 
-    /// A fork continues from the last state that it shares.
+    /// A fork of a request, which continues from its last checkpoint.
     fn fork(&mut self, request: &Request) -> Option<Request> {
         let seq = *self.cache.sequences().ok()?.fork(request.seq, 1).ok()?.first()?;
-        Some(self.bind(seq, request.tokens.clone(), request.prompt))
+        Some(self.bind(seq, request.tokens.clone(), request.prompt_len))
     }
 
-    /// Checks the outputs of a request against the reference, and ends it.
+    /// Checks the outputs of a request against the reference, publishes its tokens and closes it.
     fn finish(&mut self, request: Request) {
-        let outputs = &request.tokens[request.prompt..];
-        let expected = self.shape.alone(&request.tokens[..request.prompt], outputs.len() as u32, true);
+        let outputs = &request.tokens[request.prompt_len..];
+        let expected = self.shape.alone(&request.tokens[..request.prompt_len], outputs.len() as u32, true);
         assert_eq!(outputs, expected);
         let computed = self.cache.len(request.seq).unwrap();
         if let Ok(prefix) = self.cache.prefix() {
@@ -146,17 +146,17 @@ impl Run {
 }
 
 #[test]
-fn outputs_are_those_of_the_reference_in_every_cache() {
+fn outputs_equal_the_reference_in_every_cache() {
     for &kind in CacheKind::ALL {
         for seed in 0..60 {
-            let mut run = Run::new(kind, seed);
+            let mut run = Simulation::new(kind, seed);
             for _ in 0..6 {
                 let (stem, len) = (run.random.between(0, 1), run.random.between(1, 30));
                 let mut prompt: Vec<Token> = (0..len).map(|i| 100 + stem * 7 + i % 5).collect();
                 prompt.push(run.random.between(100, 200));
                 let mut request = run.open(&prompt);
                 let mut fork = None;
-                while request.tokens.len() < request.prompt + 20 {
+                while request.tokens.len() < request.prompt_len + 20 {
                     run.advance(&mut request);
                     if fork.is_none() && run.random.chance(5) {
                         fork = run.fork(&request);
@@ -173,11 +173,11 @@ fn outputs_are_those_of_the_reference_in_every_cache() {
     }
 }
 
-/// Breaks the plan of the second of two steps; returns what the device says.
+/// Breaks the plan of the second of two steps. Returns the first violation that the device reports.
 fn violation(break_plan: impl Fn(&mut Step)) -> String {
-    let mut run = Run::new(CacheKind::Paged, 1);
+    let mut run = Simulation::new(CacheKind::Paged, 1);
     run.shape = ToyShape { windows: vec![4], state: true };
-    run.toy = Toy::of_shape(run.shape.clone());
+    run.toy = Toy::with_shape(run.shape.clone());
     let request = run.open(&[101, 102, 103, 104, 105, 106]);
     for (i, tokens) in [&[101, 102, 103, 104][..], &[105, 106]].into_iter().enumerate() {
         let mut step = run.plan(&request, tokens, 0);
@@ -203,7 +203,7 @@ fn wrong_states_and_windows_are_reported() {
     let skipped = violation(|step| step.plan.states.rows[0].skip = 1);
     assert!(skipped.contains("fed to the state"), "{skipped}");
     let absent = violation(|step| step.plan.states.reset());
-    assert!(absent.contains("other layer groups"), "{absent}");
+    assert!(absent.contains("layer groups of the plan"), "{absent}");
     let window = violation(|step| {
         let section = &mut step.plan.windows[0];
         let first = section.segments[0];

@@ -1,20 +1,20 @@
-//! Random configurations of engines: caches, limits and policies.
+//! Random engine configurations: caches, limits and policies.
 
 use crate::random::Random;
 use kvasir_engine::{Chunked, Chunking, Limits, Mixing, Policy, PrefillFirst};
 use kvasir_kv::{Cache, CacheConfig, CacheKind, build};
 
-/// All caches.
+/// All kinds of caches.
 pub const CACHE_KINDS: [CacheKind; 5] =
     [CacheKind::Contiguous, CacheKind::Cells, CacheKind::Tree, CacheKind::Paged, CacheKind::Radix];
 
-/// A cache of this kind, with blocks of a random size if it has any.
+/// A cache of this kind; if it is block-based, with a random block size.
 pub fn cache(random: &mut Random, kind: CacheKind, slots: u32) -> Box<dyn Cache> {
     let block_size = if kind.is_block_based() { random.pick(&[1, 4, 16]) } else { 1 };
     build(kind, &CacheConfig { block_size, sharing: true, ..CacheConfig::new(slots) }).unwrap()
 }
 
-/// Limits with this context length.
+/// Random limits for a context of this length.
 pub fn limits(random: &mut Random, context: u32) -> Limits {
     Limits {
         max_num_batched_tokens: random.pick(&[16, 64]),
@@ -24,7 +24,7 @@ pub fn limits(random: &mut Random, context: u32) -> Limits {
     }
 }
 
-/// A policy that takes any cache.
+/// A random policy that works with every kind of cache.
 pub fn policy(random: &mut Random) -> Box<dyn Policy> {
     match random.below(3) {
         0 => Box::new(PrefillFirst::new(Chunking::On { cap: None }, 0.0)),

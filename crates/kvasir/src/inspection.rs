@@ -58,7 +58,7 @@ pub struct KvFacts {
     pub layers: Vec<LayerFacts>,
     /// K/V layouts of each prediction layer (MTP).
     pub predictions: Vec<Vec<LayerFacts>>,
-    /// Sizes of the target's recurrent states, in f32 numbers per sequence and per draft row.
+    /// Sizes of the target's recurrent states, in f32 elements per sequence and per draft token.
     pub states: Vec<StateFacts>,
 }
 
@@ -160,10 +160,10 @@ impl fmt::Display for Inspection {
             writeln!(f, "{}", if *index_dim > 0 { format!(", indexer {index_dim}") } else { String::new() })?;
         }
         if target.is_recurrent() {
-            let draft_numbers: usize = target.states.iter().map(|state| state.tail_numbers).sum();
+            let draft_elements: usize = target.states.iter().map(|state| state.tail_elements).sum();
             writeln!(f, "\nrecurrent states, of fixed size per sequence")?;
-            write!(f, "  {} states, {} bytes in all", target.states.len(), target.state_numbers() * 4)?;
-            writeln!(f, ", {} bytes per draft token", draft_numbers * 4)?;
+            write!(f, "  {} states, {} bytes in all", target.states.len(), target.state_elements() * 4)?;
+            writeln!(f, ", {} bytes per draft token", draft_elements * 4)?;
         }
         let memory = &self.memory;
         writeln!(f, "\nmemory")?;

@@ -24,9 +24,8 @@ impl OpenedModel {
         precision: Precision,
         threads: Option<usize>,
     ) -> Result<LoadedModel, Error> {
+        self.check_servable()?;
         let draft = self.draft.take();
-        check_servable(&self.model.target)?;
-        draft.iter().try_for_each(|draft| check_servable(draft.program()))?;
         let (weights, draft) = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
                 let pool = Arc::new(threads.map_or_else(ThreadPool::of_machine, ThreadPool::new));
@@ -71,10 +70,17 @@ impl OpenedModel {
         loaded.kv = loaded.natural_kv();
         Ok(loaded)
     }
+
+    /// Checks that engines can run the model and its draft model. Fails for recurrent layers, whose
+    /// states no cache keeps yet.
+    pub fn check_servable(&self) -> Result<(), Error> {
+        check_attention_only(&self.model.target)?;
+        self.draft.iter().try_for_each(|draft| check_attention_only(draft.program()))
+    }
 }
 
-/// Refuses models whose layers need state that no cache keeps yet.
-fn check_servable(program: &Program) -> Result<(), Error> {
+/// Refuses a program with recurrent layers.
+fn check_attention_only(program: &Program) -> Result<(), Error> {
     if program.is_recurrent() {
         let why = format!(
             "{}: its recurrent layers cannot be served yet, since no cache keeps their states; \
@@ -152,9 +158,9 @@ impl LoadedModel {
         }
     }
 
-    /// A hash of what decides the numbers of K and V: the version, the
+    /// A hash of everything that determines K and V of given tokens: the version, the
     /// [weights](OpenedModel::weights_fingerprint) and the arithmetic. Stable: files may store it.
-    pub fn kv_identity(&self, weights_fingerprint: u64) -> u64 {
+    pub fn kv_fingerprint(&self, weights_fingerprint: u64) -> u64 {
         let precision = self.arithmetic().map(|(_, precision)| precision);
         let version = env!("CARGO_PKG_VERSION");
         xxh64(format!("{version} {weights_fingerprint} {precision:?}").as_bytes(), 0)

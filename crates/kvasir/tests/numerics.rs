@@ -283,7 +283,8 @@ fn compare(about: &str, wanted: &BTreeMap<u64, Said>, got: &BTreeMap<u64, Said>)
 
 const POLICIES: [&str; 5] = ["whole", "prefill-first", "chunked", "mixed", "rectangular"];
 
-/// Every cache under every policy, with and without overlap; with `tight`, in a pool too small for all.
+/// Every cache under every policy, with and without overlap; with `tight`, in a pool too small for
+/// all.
 fn matrix(case: &str, arithmetic: Precision, kv: Option<KvType>, tight: bool) {
     let wanted = alone(case, arithmetic, kv, 1);
     let models = [load(case, arithmetic, 1), load(case, arithmetic, 2)];

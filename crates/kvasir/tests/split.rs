@@ -152,7 +152,8 @@ fn checkpoints() -> Vec<String> {
     names
 }
 
-/// The programs that every backend runs; those with recurrent layers do not run on the CPU backend yet.
+/// The programs that every backend runs; those with recurrent layers do not run on the CPU backend
+/// yet.
 fn programs(model: &Model) -> impl Iterator<Item = (String, &Program)> {
     model
         .programs()

@@ -1,9 +1,10 @@
-//! Static shapes on real weights: under padding, the reference backend gives each request the tokens
-//! and the logits, bit for bit, that it gets alone.
+//! Static shapes on real weights: under padding, the reference backend gives each request the
+//! tokens and the logits, bit for bit, that it gets alone.
 //!
-//! Random workloads run on the plain backend: ragged, as the rectangles of the `rectangular` policy,
-//! and with decode batches padded to declared sizes. Every step that reaches the executor is checked
-//! for its shape. Guards `kvasir-exec`'s padding and the masked attention of `kvasir-plain`.
+//! Random workloads run on the plain backend: ragged, as the rectangles of the `rectangular`
+//! policy, and with decode batches padded to declared sizes. Every step that reaches the executor
+//! is checked for its shape. Guards `kvasir-exec`'s padding and the masked attention of
+//! `kvasir-plain`.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod recorded_logits;

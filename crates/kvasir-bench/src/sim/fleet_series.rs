@@ -6,6 +6,7 @@
 
 use kvasir_engine::{Nanos, Role};
 use serde_json::{Value, json};
+use std::ops::Range;
 
 const MAX_BINS: usize = 240;
 const MAX_ROWS: usize = 128;
@@ -91,40 +92,48 @@ impl FleetSeries {
     pub(crate) fn drawn(&self, now: Nanos) -> Value {
         let bins = self.rows.iter().map(Vec::len).max().unwrap_or(0).min((now / self.bin_ns) as usize + 1);
         let names: Vec<String> = (0..self.rows.len()).map(|row| self.name(row)).collect();
-        let values = |value: &dyn Fn(&ReplicaSample) -> Option<f64>| -> Vec<Vec<Option<f64>>> {
+        // `value` gets a bin and the number of replicas of its row.
+        let values = |value: &dyn Fn(&ReplicaSample, f64) -> Option<f64>| -> Vec<Vec<Option<f64>>> {
             let empty = ReplicaSample::default();
-            let row = |row: &Vec<ReplicaSample>| {
-                (0..bins).map(|bin| value(row.get(bin).unwrap_or(&empty)).map(rounded)).collect()
+            let row = |(number, row): (usize, &Vec<ReplicaSample>)| {
+                let replicas = self.replicas(number).len() as f64;
+                (0..bins).map(|bin| value(row.get(bin).unwrap_or(&empty), replicas).map(rounded)).collect()
             };
-            self.rows.iter().map(row).collect()
+            self.rows.iter().enumerate().map(row).collect()
         };
         let per = |sum: u64, of: u64| (of > 0).then(|| sum as f64 / of as f64);
-        let (seconds, group) = (self.bin_ns as f64 / 1e9, self.group as f64);
+        let seconds = self.bin_ns as f64 / 1e9;
         let mut maps = vec![
-            json!({"title": "Queue", "unit": "requests", "rows": values(&|bin| per(bin.waiting, bin.steps))}),
-            json!({"title": "Running", "unit": "requests", "rows": values(&|bin| per(bin.running, bin.steps))}),
+            json!({"title": "Queue", "unit": "requests", "rows": values(&|bin, _| per(bin.waiting, bin.steps))}),
+            json!({"title": "Running", "unit": "requests", "rows": values(&|bin, _| per(bin.running, bin.steps))}),
             json!({"title": "Prefix hit rate", "unit": "%", "max": 100,
-                "rows": values(&|bin| per(100 * bin.cached, bin.prompt))}),
+                "rows": values(&|bin, _| per(100 * bin.cached, bin.prompt))}),
         ];
         let any = |value: fn(&ReplicaSample) -> u64| self.rows.iter().flatten().any(|bin| value(bin) > 0);
         if any(|bin| bin.transferred_bytes) {
-            let rate = |bin: &ReplicaSample| {
-                (bin.transferred_bytes > 0).then(|| bin.transferred_bytes as f64 / 1e6 / seconds / group)
+            let rate = |bin: &ReplicaSample, replicas: f64| {
+                (bin.transferred_bytes > 0).then(|| bin.transferred_bytes as f64 / 1e6 / seconds / replicas)
             };
             maps.push(json!({"title": "K/V transfers", "unit": "MB/s", "rows": values(&rate)}));
         }
         if any(|bin| bin.down_ns) {
-            let share = |bin: &ReplicaSample| {
-                (bin.down_ns > 0).then(|| 100.0 * bin.down_ns as f64 / self.bin_ns as f64 / group)
+            let share = |bin: &ReplicaSample, replicas: f64| {
+                (bin.down_ns > 0).then(|| 100.0 * bin.down_ns as f64 / self.bin_ns as f64 / replicas)
             };
             maps.push(json!({"title": "Down", "unit": "%", "max": 100, "rows": values(&share)}));
         }
         json!({"seconds": seconds, "replicas": names, "maps": maps})
     }
 
+    /// The replicas of a row; the last row may have fewer than the others.
+    fn replicas(&self, row: usize) -> Range<usize> {
+        row * self.group..((row + 1) * self.group).min(self.roles.len())
+    }
+
     /// Name of a row: its replicas, and the role of the first if roles differ.
     fn name(&self, row: usize) -> String {
-        let (first, last) = (row * self.group, ((row + 1) * self.group).min(self.roles.len()) - 1);
+        let Range { start: first, end } = self.replicas(row);
+        let last = end - 1;
         let number = if first == last { first.to_string() } else { format!("{first} to {last}") };
         match self.roles.get(first) {
             Some(role) if self.roles.iter().any(|other| other != role) => format!("{number}, {role}"),
@@ -160,5 +169,17 @@ mod tests {
         let titles: Vec<_> = drawn["maps"].as_array().unwrap().iter().map(|map| &map["title"]).collect();
         assert_eq!(titles, ["Queue", "Running", "Prefix hit rate", "Down"]);
         assert_eq!(drawn["maps"][2]["rows"][0][0], 50.0);
+    }
+
+    #[test]
+    fn the_last_row_is_the_mean_of_its_own_replicas() {
+        // 64 rows of two replicas, and one of a single replica.
+        let mut series = FleetSeries::new(vec![Role::Both; 129]);
+        series.add_down(128, 0, 1_000_000);
+        series.add_down(0, 0, 1_000_000);
+        let drawn = series.drawn(1_000_000);
+        assert_eq!(drawn["replicas"][64], "128");
+        let rows = &drawn["maps"][3]["rows"];
+        assert_eq!((&rows[64][0], &rows[0][0]), (&json!(100.0), &json!(50.0)));
     }
 }

@@ -1,19 +1,20 @@
-//! The loop that the streaming parsers of tool calls share: a state machine over held text.
+//! `CallMachine`: the state machine that all streaming parsers of tool calls are, and its loop.
 
 use crate::answer::events::CallEvent;
 
-/// A streaming parser of tool calls in one family of dialects.
+/// A streaming parser of tool calls in one family of dialects: a state machine over buffered text.
 pub(super) trait CallMachine {
-    /// The text that no transition has consumed.
+    /// The buffered text that no transition has consumed yet.
     fn held(&mut self) -> &mut String;
 
-    /// One state transition; false if it needs more text. With `is_end`, none will come.
+    /// Makes one state transition; returns false if it needs more text. With `is_end`, no text
+    /// follows.
     fn advance(&mut self, events: &mut Vec<CallEvent>, is_end: bool) -> bool;
 
-    /// Handles the text that is held at the end.
+    /// Handles the buffered text and the state at the end of the text.
     fn end(&mut self, events: &mut Vec<CallEvent>);
 
-    /// Feeds more text; returns the events that no later text can change.
+    /// Appends text; returns the events that no later text can change.
     fn push(&mut self, text: &str) -> Vec<CallEvent> {
         self.held().push_str(text);
         let mut events = Vec::new();
@@ -21,7 +22,7 @@ pub(super) trait CallMachine {
         events
     }
 
-    /// Ends the text.
+    /// Ends the text; returns the remaining events.
     fn finish(&mut self) -> Vec<CallEvent> {
         let mut events = Vec::new();
         while self.advance(&mut events, true) {}

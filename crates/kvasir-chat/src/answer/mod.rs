@@ -8,6 +8,7 @@
 //!
 //! Knows no engine and no API; builds on `scan`, `grammar`, `dialect` and the tools of a `request`.
 
+pub(crate) mod buffered_calls;
 pub(crate) mod call_constraint;
 mod call_machine;
 pub(crate) mod calls;
@@ -19,7 +20,6 @@ pub(crate) mod json_calls;
 pub(crate) mod reasoning;
 pub(crate) mod stop_sequences;
 pub(crate) mod tagged_calls;
-pub(crate) mod whole_calls;
 
 pub use crate::answer::call_constraint::CallConstraint;
 pub use crate::answer::calls::ToolCallParser;

@@ -196,7 +196,7 @@ impl ToolDialect {
         let decoration = match self.call_format() {
             CallFormat::Json(marks) => marks.decoration,
             CallFormat::Tagged(tags) => tags.decoration,
-            CallFormat::Whole(_) | CallFormat::Harmony => &[],
+            CallFormat::Buffered(_) | CallFormat::Harmony => &[],
         };
         CallSyntax { decoration: decoration.to_vec(), names, ..syntax }
     }

@@ -230,11 +230,12 @@ fn takes_unlisted(schema: &Value) -> bool {
 /// Grammar parts of a Python call: required arguments, then optional ones; values as JSON.
 pub(crate) fn pythonic(name: &str, schema: &Value) -> Vec<Part> {
     let argument = |key: &str, property: Value| vec![Part::Text(format!("{key}=")), Part::Json(property)];
-    let any = [Part::Regex(KEY.into()), Part::Text("=".into()), Part::Json(json!({}))];
-    list(schema, [format!("{name}("), ", ".into(), ")".into()], argument, &any)
+    let unlisted = [Part::Regex(KEY.into()), Part::Text("=".into()), Part::Json(json!({}))];
+    argument_list(schema, [format!("{name}("), ", ".into(), ")".into()], argument, &unlisted)
 }
 
-/// Grammar parts of Gemma 4's arguments: bare keys, strings between quote tokens, all else as JSON.
+/// Grammar parts of Gemma 4's arguments: bare keys, strings between quote tokens, other values as
+/// JSON.
 pub(crate) fn gemma_arguments(schema: &Value) -> Vec<Part> {
     let quote = || Part::Text(QUOTE.into());
     let without = [QUOTE, GEMMA4.close, GEMMA4.open].map(str::to_owned).to_vec();
@@ -252,25 +253,25 @@ pub(crate) fn gemma_arguments(schema: &Value) -> Vec<Part> {
         let values = value_forms(&property, true).into_iter().map(value).collect();
         vec![Part::Text(format!("{key}:")), Part::Either(values)]
     };
-    let any = [Part::Regex(KEY.into()), Part::Text(":".into()), Part::Json(json!({}))];
-    list(schema, ["{", ",", "}"].map(str::to_owned), argument, &any)
+    let unlisted = [Part::Regex(KEY.into()), Part::Text(":".into()), Part::Json(json!({}))];
+    argument_list(schema, ["{", ",", "}"].map(str::to_owned), argument, &unlisted)
 }
 
-/// Grammar parts of named arguments between two brackets: required ones, then optional ones. `any` is
-/// an argument that the schema does not list.
-fn list(
+/// Grammar parts of named arguments between `open` and `close`: required ones, then optional ones.
+/// `unlisted` is an argument that the schema does not list.
+fn argument_list(
     schema: &Value,
     [open, comma, close]: [String; 3],
     argument: impl Fn(&str, Value) -> Vec<Part>,
-    any: &[Part],
+    unlisted: &[Part],
 ) -> Vec<Part> {
     let one = |(key, property, _): (&String, Value, bool)| argument(key, property);
     let (needed, free): (Vec<_>, Vec<_>) = properties(schema).partition(|(_, _, required)| *required);
     let separator = || Part::Text(comma.clone());
     let mut parts = vec![Part::Text(open)];
     if takes_unlisted(schema) {
-        let more = [separator()].into_iter().chain(any.iter().cloned()).collect();
-        parts.push(Part::Optional(any.iter().cloned().chain([Part::Many(more)]).collect()));
+        let more = [separator()].into_iter().chain(unlisted.iter().cloned()).collect();
+        parts.push(Part::Optional(unlisted.iter().cloned().chain([Part::Many(more)]).collect()));
     } else if needed.is_empty() {
         parts.push(Part::Some(comma.clone(), free.into_iter().map(one).collect()));
     } else {

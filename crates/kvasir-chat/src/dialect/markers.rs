@@ -146,48 +146,48 @@ pub(crate) const PYTHON_FENCE: &str = "```tool_code";
 pub(crate) const HARMONY_MARKERS: &[&str] =
     &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"];
 
-/// Marker table of a dialect whose calls are read as a whole.
+/// Marker table of a dialect whose calls are parsed only once they are complete.
 #[derive(Debug)]
-pub(crate) struct WholeMarkers {
-    /// Starts the calls.
+pub(crate) struct BufferedMarkers {
+    /// Marker that starts the calls.
     pub(crate) open: &'static str,
-    /// Ends them.
+    /// Marker that ends the calls.
     pub(crate) close: &'static str,
     /// Delimiters of strings, in which the end marker is text.
-    pub(crate) strings: &'static [&'static str],
-    /// An unmarked list at the start of the answer may be calls.
+    pub(crate) string_delimiters: &'static [&'static str],
+    /// Whether an unmarked list at the start of the answer is parsed as calls.
     pub(crate) leading_list: bool,
     /// Control tokens that detokenization must keep.
     pub(crate) control_tokens: &'static [&'static str],
-    /// Reads what is between the markers: names and arguments. `None` if it is no call.
-    pub(crate) read: fn(&str) -> Option<Vec<NamedCall>>,
+    /// Parses the text between the markers. `None` if it is not a call.
+    pub(crate) parse: fn(&str) -> Option<Vec<NamedCall>>,
 }
 
-pub(crate) const PYTHON: WholeMarkers = WholeMarkers {
+pub(crate) const PYTHON: BufferedMarkers = BufferedMarkers {
     open: PYTHON_FENCE,
     close: "```",
-    strings: &[],
+    string_delimiters: &[],
     leading_list: true,
     control_tokens: &[],
-    read: python_calls::calls,
+    parse: python_calls::calls,
 };
 
-pub(crate) const LFM2: WholeMarkers = WholeMarkers {
+pub(crate) const LFM2: BufferedMarkers = BufferedMarkers {
     open: "<|tool_call_start|>",
     close: "<|tool_call_end|>",
-    strings: &["\"", "'"],
+    string_delimiters: &["\"", "'"],
     leading_list: false,
     control_tokens: &["<|tool_call_start|>", "<|tool_call_end|>"],
-    read: python_calls::calls,
+    parse: python_calls::calls,
 };
 
-pub(crate) const GEMMA4: WholeMarkers = WholeMarkers {
+pub(crate) const GEMMA4: BufferedMarkers = BufferedMarkers {
     open: "<|tool_call>",
     close: "<tool_call|>",
-    strings: &[QUOTE, "\""],
+    string_delimiters: &[QUOTE, "\""],
     leading_list: false,
     control_tokens: &["<|tool_call>", "<tool_call|>", QUOTE],
-    read: gemma_calls::calls,
+    parse: gemma_calls::calls,
 };
 
 pub(crate) const NEMOTRON: JsonMarkers = JsonMarkers {
@@ -202,6 +202,6 @@ pub(crate) const NEMOTRON: JsonMarkers = JsonMarkers {
 pub(crate) enum CallFormat {
     Json(&'static JsonMarkers),
     Tagged(&'static TagMarkers),
-    Whole(&'static WholeMarkers),
+    Buffered(&'static BufferedMarkers),
     Harmony,
 }

@@ -111,9 +111,9 @@ impl ToolDialect {
             Self::Qwen3Coder => CallFormat::Tagged(&QWEN3_CODER),
             Self::DeepSeekV32 => CallFormat::Tagged(&DSML),
             Self::Nemotron => CallFormat::Json(&NEMOTRON),
-            Self::Pythonic => CallFormat::Whole(&PYTHON),
-            Self::Lfm2 => CallFormat::Whole(&LFM2),
-            Self::Gemma4 => CallFormat::Whole(&GEMMA4),
+            Self::Pythonic => CallFormat::Buffered(&PYTHON),
+            Self::Lfm2 => CallFormat::Buffered(&LFM2),
+            Self::Gemma4 => CallFormat::Buffered(&GEMMA4),
             Self::Harmony => CallFormat::Harmony,
         }
     }
@@ -138,7 +138,7 @@ impl ToolDialect {
                 let own = [t.open, t.key, t.key_end, t.value, t.value_end, t.close, "｜DSML｜"];
                 own.into_iter().chain(t.decoration.iter().copied()).collect()
             }
-            CallFormat::Whole(markers) => markers.control_tokens.to_vec(),
+            CallFormat::Buffered(markers) => markers.control_tokens.to_vec(),
             CallFormat::Harmony => HARMONY_MARKERS.to_vec(),
         }
     }

@@ -1,18 +1,18 @@
 //! Parser of Gemma 4's tool calls (`call:f{a:1,b:<|"|>text<|"|>}`): arguments become JSON.
 //!
-//! Strings stand between two quote tokens, without escapes. Keys are bare. Strings and keys in JSON's
-//! notation are read, too, since a grammar may require it for nested values.
+//! Strings are delimited by quote tokens and have no escapes. Keys are bare. JSON strings are
+//! accepted as strings and keys as well, since a grammar may require them in nested values.
 
 use crate::scan::NamedCall;
 use serde_json::{Map, Value};
 
-/// The token on both sides of a string.
+/// The token that starts and ends a string.
 pub(crate) const QUOTE: &str = "<|\"|>";
 
 /// Maximum nesting depth of an argument.
 const MAX_DEPTH: usize = 64;
 
-/// Parses the text between the markers of one call. `None` if it is anything else.
+/// Parses the text between the markers of one call. `None` if it is not a call.
 pub(crate) fn calls(text: &str) -> Option<Vec<NamedCall>> {
     let text = text.trim().strip_prefix("call:")?;
     let (name, arguments) = text.split_at(text.find('{')?);
@@ -21,7 +21,7 @@ pub(crate) fn calls(text: &str) -> Option<Vec<NamedCall>> {
         return None;
     }
     let mut reader = Reader { rest: arguments };
-    let arguments = reader.map(0)?;
+    let arguments = reader.object(0)?;
     reader.rest.trim().is_empty().then(|| vec![(name.to_owned(), arguments)])
 }
 
@@ -30,6 +30,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    /// Skips white space, then consumes `mark` if it follows.
     fn take(&mut self, mark: &str) -> bool {
         self.rest = self.rest.trim_start();
         let rest = self.rest.strip_prefix(mark);
@@ -47,8 +48,8 @@ impl<'a> Reader<'a> {
         }
         match self.rest.chars().next()? {
             '"' => self.json_string().map(Value::from),
-            '[' => self.items(depth),
-            '{' => self.map(depth),
+            '[' => self.array(depth),
+            '{' => self.object(depth),
             _ => {
                 let end = self.rest.find(|c: char| c.is_whitespace() || ",]}".contains(c));
                 let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
@@ -86,7 +87,7 @@ impl<'a> Reader<'a> {
         (!key.is_empty()).then(|| key.to_owned())
     }
 
-    fn items(&mut self, depth: usize) -> Option<Value> {
+    fn array(&mut self, depth: usize) -> Option<Value> {
         self.take("[");
         let mut items = Vec::new();
         while !self.take("]") {
@@ -98,7 +99,7 @@ impl<'a> Reader<'a> {
         Some(items.into())
     }
 
-    fn map(&mut self, depth: usize) -> Option<Value> {
+    fn object(&mut self, depth: usize) -> Option<Value> {
         self.take("{");
         let mut map = Map::new();
         while !self.take("}") {

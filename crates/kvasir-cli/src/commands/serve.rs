@@ -1,7 +1,7 @@
 //! `kvasir serve`: HTTP server options, startup, listeners and graceful shutdown.
 
 use crate::chat::statistics::plural;
-use crate::commands::serve::shutdown::{shutdown_signal, stopped, stopping};
+use crate::commands::serve::shutdown::{shutdown_signal, stopped_message, stopping_message};
 use crate::commands::{CommandLine, tokenizer, worker};
 use crate::config::holds_secrets;
 use crate::doctor::forecast::Forecast;
@@ -80,7 +80,7 @@ pub(crate) struct Args {
     kv_events: KvEventArgs,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Directory of the files of POST /slots/ID?action=save and restore, which hold the tokens of a slot with their K and V; API keys with a name have a folder each in it [default: slots are not saved]
+    /// Directory for the files of POST /slots/ID?action=save and restore, which hold the tokens of a slot with their K and V; each API key with a name has its own folder in it [default: slots are not saved]
     #[arg(long, env = "KVASIR_SLOT_SAVE_PATH", value_name = "DIRECTORY")]
     slot_save_path: Option<PathBuf>,
     #[command(flatten)]
@@ -91,7 +91,7 @@ pub(crate) struct Args {
     /// PEM file of the private key
     #[arg(long, env = "KVASIR_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Export metrics under the names of another server: vllm in place of kvasir's, llama.cpp beside them
+    /// Export metrics under the names of another server: vllm replaces kvasir's names, llama.cpp adds its own
     #[arg(long, value_enum, env = "KVASIR_METRICS_ALIAS", value_name = "SERVER")]
     metrics_alias: Option<Alias>,
     /// Seconds that running answers may take after SIGTERM
@@ -180,7 +180,7 @@ impl Args {
         let tls = if self.tls_cert.is_some() { "TLS" } else { "no TLS" };
         let all_slots = slots.saturating_mul(engines.unwrap_or(1));
         let AdmissionLimits { answers, tokens, .. } =
-            self.limits.allowance(all_slots, max_len, self.options.shares_by_key());
+            self.limits.admission_limits(all_slots, max_len, self.options.shares_by_key());
         let limits = format!(
             "{tls}, {key_count}; at most {answers} requests with {tokens} tokens, {} connections, {peer_connections} per peer",
             self.limits.max_connections
@@ -209,8 +209,7 @@ impl Args {
         self.kv_events.check(self.fleet.replicas().unwrap_or(1))?;
         if let Some(directory) = &self.slot_save_path {
             rule(self.fleet.replicas().is_none(), || {
-                "--slot-save-path cannot be combined with --dp and --tp: K and V are in other processes"
-                    .into()
+                "--slot-save-path cannot be combined with --dp or --tp: K and V are in other processes".into()
             })?;
             rule(directory.is_dir(), || {
                 format!("--slot-save-path {}: there is no such directory", directory.display())
@@ -320,7 +319,7 @@ impl Args {
             rules: self.client_rules.rules(limits.max_priority),
             allowed: Box::new({
                 let (limits, key_shares) = (limits.clone(), self.options.shares_by_key());
-                move |slots, max_len| limits.allowance(slots, max_len, key_shares)
+                move |slots, max_len| limits.admission_limits(slots, max_len, key_shares)
             }),
         };
         // Binds before the model is read: a port in use fails at once, and probes are answered
@@ -436,7 +435,7 @@ impl Args {
             let stop = async {
                 shutdown_signal().await;
                 let open = app.host_open();
-                log_info(&reports, &stopping(open as u64, self.grace), vec![("open_answers", open.into())]);
+                log_info(&reports, &stopping_message(open as u64, self.grace), vec![("open_answers", open.into())]);
             };
             let cut = async {
                 tokio::select! {
@@ -448,7 +447,7 @@ impl Args {
                 cut = serve(app.clone(), listener, stop, cut) => cut,
                 () = key_args.reload(hangups, Access { keys, rate_limits, tls }, reports.clone()) => 0,
             };
-            log_info(&reports, &stopped(cut as u64), vec![("cut_answers", cut.into())]);
+            log_info(&reports, &stopped_message(cut as u64), vec![("cut_answers", cut.into())]);
             reports.flush(Duration::from_secs(1));
             Ok(ExitCode::SUCCESS)
         })

@@ -37,8 +37,8 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["benchmark", "llama-bench"], "kvasir bench pp MODEL and kvasir bench tg MODEL measure speed"),
     (&["perplexity", "llama-perplexity"], "kvasir bench fidelity MODEL measures perplexity on a text"),
     (&["imatrix"], "kvasir convert IN OUT --dtype q4_k_m quantizes without an importance matrix"),
-    (&["gguf-split"], "files in parts are read as they are: name the first part"),
-    (&["rpc-server"], "kvasir serve --dp N and --tp M run processes of one machine, and none of another"),
+    (&["gguf-split"], "split files are read as they are: name the first part"),
+    (&["rpc-server"], "kvasir serve --dp N --tp M runs processes on one machine only"),
     (&["version"], "kvasir --version"),
     (&["update", "upgrade"], "install a new release; kvasir --version prints this one's"),
 ];

@@ -74,9 +74,9 @@ fn is_option(word: &str) -> bool {
     word.len() > 1 && word.starts_with('-') && word[1..].parse::<f64>().is_err()
 }
 
-/// What to type instead of `bench` alone.
-const MEASUREMENTS: &str =
-    "name what is measured: kvasir bench pp MODEL (prefill), tg MODEL (decoding) or offline MODEL";
+/// Hint for `kvasir bench` without a subcommand.
+const BENCH_HINT: &str =
+    "name a benchmark: kvasir bench pp MODEL (prefill), tg MODEL (decoding) or offline MODEL";
 
 /// The arguments of one command.
 struct Words<'a> {
@@ -119,7 +119,7 @@ impl Words<'_> {
                 Meaning::Instead(why) => return Err(Failure::usage(format!("`{option}`: {why}"))),
                 Meaning::Same(ours) => {
                     let Some(own) = ours.iter().find(|own| self.has(own)) else {
-                        return Err(Failure::usage(self.lacking(option, ours[0])));
+                        return Err(Failure::usage(self.unsupported_option(option, ours[0])));
                     };
                     let value = attached.or_else(|| rest.peek().map(|next| next.as_str()));
                     if let Some((_, why)) =
@@ -150,10 +150,10 @@ impl Words<'_> {
         Ok(out)
     }
 
-    /// Why an option, whose counterpart is `ours`, cannot be given.
-    fn lacking(&self, option: &str, ours: &str) -> String {
+    /// The error for an option whose counterpart `ours` this command does not have.
+    fn unsupported_option(&self, option: &str, ours: &str) -> String {
         match (self.name.as_str(), ours) {
-            ("bench", _) => format!("`{option}`: {MEASUREMENTS}"),
+            ("bench", _) => format!("`{option}`: {BENCH_HINT}"),
             ("tokenize", "prompt") => {
                 format!("`{option}`: texts come from standard input: echo TEXT | kvasir tokenize MODEL")
             }
@@ -166,9 +166,10 @@ impl Words<'_> {
             name if self.takes_model() => {
                 format!("needs a model behind it; or name it first: kvasir {name} MODEL")
             }
-            "bench" => MEASUREMENTS.to_owned(),
+            "bench" => BENCH_HINT.to_owned(),
             "bench serve" => {
-                "a running server is measured, with its model: kvasir bench serve URL".to_owned()
+                "it measures a running server with the model of that server: kvasir bench serve URL"
+                    .to_owned()
             }
             name => format!("`kvasir {name}` takes no model"),
         }

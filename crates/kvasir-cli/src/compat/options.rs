@@ -122,10 +122,7 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
         NO_GPU,
     ),
     instead(&["-mg", "--main-gpu", "-ncmoe", "--n-cpu-moe", "-cmoe", "--cpu-moe", "--enforce-eager"], NO_GPU),
-    instead(
-        &["--distributed-executor-backend", "--enable-ep", "--nnodes", "--dist-init-addr", "--rpc"],
-        ONE_PROCESS,
-    ),
+    instead(&["--distributed-executor-backend", "--nnodes", "--dist-init-addr", "--rpc"], ONE_PROCESS),
     instead(
         &[
             "--compilation-config",
@@ -138,7 +135,10 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
     ),
     instead(&["--async-scheduling"], "--overlap on schedules a step while the previous one runs"),
     same(&["-tp", "--tp-size", "--tensor-parallel-size"], &["tp"]),
-    instead(&["--enable-expert-parallel"], "--dp N --ep on divides the experts among N engines"),
+    instead(
+        &["--enable-expert-parallel", "--enable-ep"],
+        "--dp N --ep on divides the experts among N engines",
+    ),
     same(&["-dp", "--dp-size", "--data-parallel-size"], &["dp"]),
     instead(&["-pp", "--pipeline-parallel-size"], ONE_PROCESS),
     instead(&["--numa"], "memory is placed by the threads that use it; leave it out"),
@@ -153,7 +153,7 @@ pub(crate) const OPTIONS: &[ForeignOption] = &[
     ),
     instead(
         &["--kv-transfer-config"],
-        "--dp N --role prefill,decode computes prompts in engines of their own",
+        "--dp N --role prefill,decode runs prefill and decode in different engines",
     ),
     instead(&["-f", "--file"], "pass the text on stdin: kvasir run MODEL 'Sum up:' < FILE"),
     ForeignOption {

@@ -1,9 +1,10 @@
-//! Predictions about a model before it is loaded: whether it fits into memory, how many tokens of context
-//! fit beside it, and how long the first token of a long prompt takes.
+//! Predictions about a model before it is loaded: whether it fits into memory, how many tokens of
+//! context fit beside it, and how long the first token of a long prompt takes.
 //!
-//! The time is the roofline bound of a prefill, operations over the measured peak of their number type.
-//! The benchmarks reach 50 to 78 % of that peak (`docs/benchmarks.md`), so the bound and twice the bound
-//! are given. Weights are read far less often than they are multiplied, so bandwidth does not matter.
+//! The time is the roofline bound of a prefill, operations over the measured peak of their number
+//! type. The benchmarks reach 50 to 78 % of that peak (`docs/benchmarks.md`), so the bound and
+//! twice the bound are given. Weights are read far less often than they are multiplied, so
+//! bandwidth does not matter.
 
 use kvasir::{KvType, OpenedModel, Precision};
 use kvasir_cpu::MachineLimits;
@@ -31,8 +32,8 @@ pub(crate) struct Forecast {
 }
 
 impl Forecast {
-    /// Predicts from the file's headers. `share` is the part of the free memory for K/V of this type;
-    /// `peaks` are the arithmetic limits, if measured.
+    /// Predicts from the file's headers. `share` is the part of the free memory for K/V of this
+    /// type; `peaks` are the arithmetic limits, if measured.
     pub(crate) fn of(
         opened: &OpenedModel,
         kv: KvType,
@@ -95,7 +96,8 @@ impl fmt::Display for Range {
     }
 }
 
-/// The default K/V data type, and the limits of the arithmetic that the CPU backend uses for a model.
+/// The default K/V data type, and the limits of the arithmetic that the CPU backend uses for a
+/// model.
 pub(crate) fn limits_of(
     opened: &OpenedModel,
     requested: Precision,

@@ -1,5 +1,5 @@
-//! `doctor` checks of the model: data types, memory fit, context capacity, decode bound (roofline),
-//! tokenizer and template.
+//! `doctor` checks of the model: data types, servable or not, memory fit, context capacity, decode
+//! bound (roofline), tokenizer and template.
 
 use crate::doctor::check::Check;
 use crate::doctor::forecast::{Forecast, Range, chosen_experts, limits_of, slot_bytes};
@@ -22,8 +22,9 @@ pub(crate) fn checks(
     let forecast = Forecast::of(opened, KvType::Bf16, free, MEMORY_SHARE, limits.as_ref());
     let tensors = opened.checkpoint.tensors();
     let own: u64 = tensors.map(|tensor| tensor.bytes.len() as u64).sum();
-    let mut checks =
-        vec![weights(opened, name, own), fits(forecast.stored, free), context(opened, &forecast)];
+    let mut checks = vec![weights(opened, name, own)];
+    checks.extend(unservable(opened));
+    checks.extend([fits(forecast.stored, free), context(opened, &forecast)]);
     // Without drafts: how many of them are accepted depends on the text.
     checks.extend(peaks.map(|peaks| reach(own.saturating_sub(idle(opened)), peaks.bandwidth)));
     checks.extend(forecast.first_token.map(first_token));
@@ -43,6 +44,12 @@ fn weights(opened: &OpenedModel, name: &str, stored: u64) -> Check {
         .value("stored_bytes", stored)
         .value("dtype", most)
         .value("architecture", target.architecture.clone())
+}
+
+/// The reason why no engine can run the model; `None` if one can.
+fn unservable(opened: &OpenedModel) -> Option<Check> {
+    let why = opened.check_servable().err()?;
+    Some(Check::fail("serving", why.to_string()).advise("take a model without recurrent layers"))
 }
 
 /// Whether weights fit: files are mapped, and packed copies of matrices replace their pages.

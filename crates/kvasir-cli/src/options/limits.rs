@@ -2,7 +2,7 @@
 
 use kvasir_serve::host::AdmissionLimits;
 
-/// What is turned away with 429 or 503.
+/// Limits beyond which requests and connections get 429 or 503.
 #[derive(clap::Args, Clone)]
 pub(crate) struct LimitArgs {
     /// Maximum open requests, running and queued; further ones get 429
@@ -35,8 +35,8 @@ pub(crate) struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// Limits of admission with a pool of `slots` and sequences of at most `max_len` tokens.
-    pub(crate) fn allowance(&self, slots: u32, max_len: u32, key_shares: bool) -> AdmissionLimits {
+    /// Admission limits for a pool of `slots` and sequences of at most `max_len` tokens.
+    pub(crate) fn admission_limits(&self, slots: u32, max_len: u32, key_shares: bool) -> AdmissionLimits {
         let answers = self.max_requests as usize;
         AdmissionLimits {
             answers,

@@ -4,7 +4,7 @@ use crate::io::failure::Failure;
 use crate::options::rules::rule;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kvasir_engine::{Role, Route};
-use kvasir_sim::{Link, Links, Preset};
+use kvasir_sim::{Link, Links, Preset, RankError};
 use serde_json::{Map, Value};
 use std::{fmt, ops::RangeInclusive};
 
@@ -175,7 +175,7 @@ impl SimFleetArgs {
         })?;
         let tp = self.tp.unwrap_or(1);
         preset.with_ranks(tp).map_err(|why| {
-            let hint = if why.contains("link") { hint } else { "" };
+            let hint = if matches!(why, RankError::NoLink { .. }) { hint } else { "" };
             Failure::usage(format!("--tp {tp}: {why}{hint}"))
         })
     }

@@ -207,7 +207,7 @@ impl RetainedSessions {
             let len = sequence.cold.gaps.whole_blocks(len, self.block);
             let Some(into) = (len > 0).then(|| cache.open().ok()).flatten() else { continue };
             let copied = cache.sequences().and_then(|capability| capability.copy(seq, into, 0..len));
-            // With recurrent states, the copy ends at their last checkpoint.
+            // With recurrent states, the copy ends at the last checkpoint.
             let len = cache.claimed_len(into).map_or(0, |len| Gaps::default().whole_blocks(len, self.block));
             let exact = cache.rewind().and_then(|capability| capability.rewind_to(into, len));
             if copied.is_err() || exact.is_err() || len == 0 {
@@ -276,8 +276,8 @@ impl RetainedSessions {
         if hit < prefix_hit { 0 } else { hit }
     }
 
-    /// The most tokens of a sequence, at most `len`, to which the cache can rewind it, in whole
-    /// blocks. 0 if it cannot.
+    /// The greatest number of tokens up to `len`, in whole blocks, to which the cache can rewind a
+    /// sequence. 0 if it cannot.
     fn rewindable(&self, cache: &mut dyn Cache, seq: SeqId, gaps: &Gaps, len: u32) -> u32 {
         let end = gaps.position(len);
         let floor = cache.rewind().and_then(|capability| capability.rewind_floor(seq, end));

@@ -49,11 +49,11 @@ impl Cache for Flaky {
     fn usage_of(&self, group: GroupId) -> PoolUsage {
         self.inner.usage_of(group)
     }
-    fn mark(&mut self, seq: SeqId, at: &[Position]) -> Result<(), CacheError> {
-        self.inner.mark(seq, at)
+    fn mark_checkpoints(&mut self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
+        self.inner.mark_checkpoints(seq, positions)
     }
-    fn set_costs(&mut self, costs: StateCosts) {
-        self.inner.set_costs(costs);
+    fn set_recompute_costs(&mut self, costs: RecomputeCosts) {
+        self.inner.set_recompute_costs(costs);
     }
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.inner.close(seq)

@@ -9,7 +9,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::convert::output::{Change, Output, Part};
-use crate::convert::placed::{Placed, size, unplaced};
+use crate::convert::placement::{Placement, size, unsupported_tensor};
 use crate::convert::recurrent_tensors;
 use crate::error::{Error, Result};
 use crate::gguf::names::Naming;
@@ -25,7 +25,7 @@ pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
     let config = &architecture.spelled_out(model.config());
     let mut out: BTreeMap<(usize, String), Output> = BTreeMap::new();
     for view in model.tensors() {
-        for (name, shape, expert, part) in placed(model, architecture, config, &view)? {
+        for Placement { name, shape, expert, part } in placements(model, architecture, config, &view)? {
             let layer = name
                 .strip_prefix("blk.")
                 .and_then(|r| r.split('.').next()?.parse().ok())
@@ -62,14 +62,13 @@ pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
     Ok(all)
 }
 
-/// GGUF placement of one tensor. Companion scale tensors yield nothing: dequantization applies
-/// them.
-fn placed(
+/// GGUF placements of one tensor. Companion scale tensors have none: dequantization applies them.
+fn placements(
     model: &Checkpoint,
     architecture: &Architecture,
     config: &Json,
     view: &TensorView<'_>,
-) -> Result<Vec<Placed>> {
+) -> Result<Vec<Placement>> {
     let (name, shape) = (view.name, view.shape.to_vec());
     if name.ends_with("_scale_inv") || name.ends_with("_scales") {
         return Ok(Vec::new());
@@ -93,11 +92,12 @@ fn placed(
         Some(Transform::SplitLatent) => return latent(config, name, &shape),
         Some(Transform::SplitExperts) => return split_experts(name, &shape),
         Some(Transform::SplitGateUp) => return split_gate_up(config, name, &shape),
-        Some(transform) => return recurrent_tensors::placed(architecture, config, transform, view),
+        Some(transform) => return recurrent_tensors::placements(architecture, config, transform, view),
     };
     let found = Naming::of(architecture).to_gguf(name);
-    let (gguf_name, expert) = found.ok_or_else(|| unplaced(name))?;
-    Ok(vec![(gguf_name, shape, expert, Part { change, ..Part::whole(name) })])
+    let (gguf_name, expert) = found.ok_or_else(|| unsupported_tensor(name))?;
+    let part = Part { change, ..Part::whole(name) };
+    Ok(vec![Placement { name: gguf_name, shape, expert, part }])
 }
 
 /// RoBERTa: the position table without the rows up to the padding token's.
@@ -112,17 +112,20 @@ fn positions(architecture: &Architecture, config: &Json, name: &str, shape: &[us
 
 /// The number of a tensor's layer, and the rest of its name.
 fn in_layer(name: &str) -> Result<(&str, &str)> {
-    name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')).ok_or_else(|| unplaced(name))
+    name.strip_prefix("model.layers.")
+        .and_then(|rest| rest.split_once('.'))
+        .ok_or_else(|| unsupported_tensor(name))
 }
 
 /// gpt-oss: the experts of a layer in one tensor, [expert, out, in] packed and [expert, in, out] as
 /// floats, with gate and up interleaved.
-fn split_experts(name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+fn split_experts(name: &str, shape: &[usize]) -> Result<Vec<Placement>> {
     let (layer, rest) = in_layer(name)?;
     let transposed = !name.ends_with("_blocks") && !name.ends_with("_bias");
     let out = |stem: &str, suffix: &str, shape: Vec<usize>, change| {
         let source = name.strip_suffix("_blocks").unwrap_or(name).to_owned();
-        (format!("blk.{layer}.{stem}.{suffix}"), shape, None, Part { source, transposed, change })
+        let part = Part { source, transposed, change };
+        Placement { name: format!("blk.{layer}.{stem}.{suffix}"), shape, expert: None, part }
     };
     let bad = || Error::at(format!("tensor {name}"), format!("has the shape `{shape:?}`"));
     // [expert, out, in], for both the packed and the float layout.
@@ -151,29 +154,30 @@ fn split_experts(name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
             ])
         }
         "down_proj_bias" => Ok(vec![out("ffn_down_exps", "bias", shape.to_vec(), Change::None)]),
-        _ => Err(unplaced(name)),
+        _ => Err(unsupported_tensor(name)),
     }
 }
 
-/// A fused gate and up, the gate's rows first: of all experts of a layer, or of Granite's shared MLP.
-/// The down projection gets the name of its kind.
-fn split_gate_up(config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+/// Splits a fused gate and up projection, the gate's rows first: that of all experts of a layer, or
+/// of Granite's shared MLP. Their down projections are only renamed.
+fn split_gate_up(config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placement>> {
     let (layer, rest) = in_layer(name)?;
     let bad = || Error::at(format!("tensor {name}"), format!("has the shape `{shape:?}`"));
     let routed = config.get("num_local_experts").and_then(Json::as_u64).unwrap_or(0) > 0;
     let shared = if routed { "_shexp" } else { "" };
-    let (is_fused, end) = match rest {
+    let (is_fused, suffix) = match rest {
         "shared_mlp.input_linear.weight" => (true, shared),
         "shared_mlp.output_linear.weight" => (false, shared),
         "block_sparse_moe.input_linear.weight" | "mlp.experts.gate_up_proj" => (true, "_exps"),
         "block_sparse_moe.output_linear.weight" | "mlp.experts.down_proj" => (false, "_exps"),
-        _ => return Err(unplaced(name)),
+        _ => return Err(unsupported_tensor(name)),
     };
-    let placed = |stem: &str, shape: Vec<usize>, change| {
-        (format!("blk.{layer}.{stem}{end}.weight"), shape, None, Part { change, ..Part::whole(name) })
+    let placement = |stem: &str, shape: Vec<usize>, change| {
+        let part = Part { change, ..Part::whole(name) };
+        Placement { name: format!("blk.{layer}.{stem}{suffix}.weight"), shape, expert: None, part }
     };
     if !is_fused {
-        return Ok(vec![placed("ffn_down", shape.to_vec(), Change::None)]);
+        return Ok(vec![placement("ffn_down", shape.to_vec(), Change::None)]);
     }
     let rows = shape.len().checked_sub(2).and_then(|at| shape.get(at)).copied().ok_or_else(bad)?;
     if !rows.is_multiple_of(2) {
@@ -182,10 +186,10 @@ fn split_gate_up(config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Place
     let mut half = shape.to_vec();
     half[shape.len() - 2] = rows / 2;
     let of = |second| Change::Half { rows, second };
-    Ok(vec![placed("ffn_gate", half.clone(), of(false)), placed("ffn_up", half, of(true))])
+    Ok(vec![placement("ffn_gate", half.clone(), of(false)), placement("ffn_up", half, of(true))])
 }
 
-fn latent(config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
+fn latent(config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placement>> {
     let (heads, keys, values) = (
         size(config, "num_attention_heads")?,
         size(config, "qk_nope_head_dim")?,
@@ -201,17 +205,17 @@ fn latent(config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
     let (layer, _) = in_layer(name)?;
     let part = |change| Part { change, ..Part::whole(name) };
     Ok(vec![
-        (
-            format!("blk.{layer}.attn_k_b.weight"),
-            vec![heads, rank, keys],
-            None,
-            part(Change::LatentKeys { heads, keys, values }),
-        ),
-        (
-            format!("blk.{layer}.attn_v_b.weight"),
-            vec![heads, values, rank],
-            None,
-            part(Change::LatentValues { heads, keys, values }),
-        ),
+        Placement {
+            name: format!("blk.{layer}.attn_k_b.weight"),
+            shape: vec![heads, rank, keys],
+            expert: None,
+            part: part(Change::LatentKeys { heads, keys, values }),
+        },
+        Placement {
+            name: format!("blk.{layer}.attn_v_b.weight"),
+            shape: vec![heads, values, rank],
+            expert: None,
+            part: part(Change::LatentValues { heads, keys, values }),
+        },
     ])
 }

@@ -1,5 +1,5 @@
-//! Writes GGUF metadata from a Hugging Face config, by the rules of the architecture: dimensions, MoE
-//! routing, RoPE scaling; and the KV cache geometry of the program.
+//! Writes GGUF metadata from a Hugging Face config, by the rules of the architecture: dimensions,
+//! MoE routing, RoPE scaling; and the KV cache geometry of the program.
 //!
 //! The original config is also embedded verbatim (`kvasir.config`), since GGUF has no keys for some
 //! of its fields.

@@ -13,7 +13,7 @@ mod metadata;
 mod normalizer;
 mod output;
 mod pair_template;
-mod placed;
+mod placement;
 mod post_processor;
 mod pre_tokenizer;
 mod recurrent_tensors;
@@ -59,8 +59,8 @@ pub fn convert(model: &Path, to: &Path, rules: &Rules) -> Result<Converted> {
 
 /// Converts an opened checkpoint and writes the GGUF bytes to `to`.
 ///
-/// `report` gets the weights converted so far and in total, from any thread and several times per second.
-/// If it returns false, the conversion ends with an error.
+/// `report` gets the weights converted so far and in total, from any thread and several times per
+/// second. If it returns false, the conversion ends with an error.
 pub fn convert_to(
     checkpoint: &Checkpoint,
     to: impl Write,
@@ -84,7 +84,7 @@ pub fn convert_to(
                 );
                 given.insert(name.to_owned(), values);
             }
-            let rows = placed::size(checkpoint.config(), "vocab_size")?;
+            let rows = placement::size(checkpoint.config(), "vocab_size")?;
             let json = checkpoint.beside("tokenizer.json", 256 << 20)?;
             vocab::write(&TextFiles::open(checkpoint.path())?, json.as_deref(), rows, &mut writer)?;
             outputs
@@ -122,7 +122,7 @@ fn describe<'a>(
     rules: &Rules,
     writer: &mut Writer,
 ) -> Result<(HashMap<&'a str, DType>, Converted)> {
-    let layers = placed::size(checkpoint.config(), "num_hidden_layers")?;
+    let layers = placement::size(checkpoint.config(), "num_hidden_layers")?;
     let head =
         if outputs.iter().any(|o| o.name == "output.weight") { "output.weight" } else { "token_embd.weight" };
     let (mut types, mut done) = (HashMap::new(), Converted::default());

@@ -1,7 +1,7 @@
 //! Output tensors of a conversion: source tensors, layout changes, dequantize and quantize.
 
 use crate::checkpoint::Checkpoint;
-use crate::convert::recurrent_values::{Recurrence, RowFactors};
+use crate::convert::recurrent_values::{RecurrentChange, RowFactors};
 use crate::convert::watch::Watch;
 use crate::dtype::DType;
 use crate::encoding;
@@ -54,7 +54,7 @@ pub(super) enum Change {
         second: bool,
     },
     /// A tensor of a recurrent layer.
-    Recurrent(Recurrence),
+    Recurrent(RecurrentChange),
     /// Rows are multiplied by factors.
     Scaled(RowFactors),
     /// Leaves out this many rows at the start.
@@ -143,8 +143,8 @@ impl Part {
                     .copied()
                     .collect()
             }
-            Change::Recurrent(recurrence) => recurrence.applied(values, inner),
-            Change::Scaled(factors) => factors.applied(values, inner),
+            Change::Recurrent(change) => change.apply(values, inner),
+            Change::Scaled(factors) => factors.apply(values, inner),
             Change::EverySecond(from) if self.source.ends_with("_bias") => {
                 values.iter().skip(from).step_by(2).copied().collect()
             }

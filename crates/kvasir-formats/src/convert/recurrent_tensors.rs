@@ -1,22 +1,22 @@
-//! GGUF placement of the tensors of recurrent layers, and of tensors with folded factors: names, shapes
-//! and the change of values.
+//! GGUF placements of the tensors of recurrent layers, and of tensors with folded factors: names,
+//! shapes and value changes.
 
 use crate::convert::output::{Change, Part};
-use crate::convert::placed::{Placed, size, unplaced};
-use crate::convert::recurrent_values::{DeltaSizes, Recurrence, RowFactors};
+use crate::convert::placement::{Placement, size, unsupported_tensor};
+use crate::convert::recurrent_values::{DeltaSizes, RecurrentChange, RowFactors};
 use crate::error::{Error, Result};
 use crate::gguf::names::Naming;
 use crate::tensor::TensorView;
-use kvasir_program::{Architecture, HeadOrder, Transform};
+use kvasir_program::{Architecture, HeadLocation, Transform};
 use serde_json::Value as Json;
 
-/// GGUF placement of a tensor of a recurrent layer, or of a tensor with folded factors.
-pub(super) fn placed(
+/// GGUF placements of a tensor of a recurrent layer, or of a tensor with folded factors.
+pub(super) fn placements(
     architecture: &Architecture,
     config: &Json,
     transform: Transform,
     view: &TensorView<'_>,
-) -> Result<Vec<Placed>> {
+) -> Result<Vec<Placement>> {
     let (name, shape) = (view.name, view.shape);
     let bad = || Error::at(format!("tensor {name}"), format!("has the shape `{shape:?}`"));
     let squeezed = || match *shape {
@@ -29,8 +29,10 @@ pub(super) fn placed(
     };
     let (shape, change) = match transform {
         Transform::SqueezeConvolution => (squeezed()?, Change::None),
-        Transform::DecayRate { column: true } => (column()?, Change::Recurrent(Recurrence::Rate)),
-        Transform::DecayRate { column: false } => (shape.to_vec(), Change::Recurrent(Recurrence::Rate)),
+        Transform::DecayRate { column: true } => (column()?, Change::Recurrent(RecurrentChange::DecayRate)),
+        Transform::DecayRate { column: false } => {
+            (shape.to_vec(), Change::Recurrent(RecurrentChange::DecayRate))
+        }
         Transform::Column => (column()?, Change::None),
         Transform::NormGroups { groups } => {
             let groups = size(config, groups)?;
@@ -41,22 +43,23 @@ pub(super) fn placed(
                 _ => return Err(bad()),
             }
         }
-        Transform::TileHeads(order) => {
+        Transform::TileHeads(location) => {
             let sizes = delta_sizes(config)?;
-            check_heads(sizes, order, shape).ok_or_else(bad)?;
+            check_heads(sizes, location, shape).ok_or_else(bad)?;
             let shape = if shape.len() == 3 { squeezed()? } else { shape.to_vec() };
-            (shape, Change::Recurrent(Recurrence::Tiled(sizes, order)))
+            (shape, Change::Recurrent(RecurrentChange::TileHeads(sizes, location)))
         }
-        Transform::SplitKeyHeads => return by_key_head(config, view),
-        Transform::FoldFactors => (shape.to_vec(), scaled(config, name, shape)?),
-        _ => return Err(unplaced(name)),
+        Transform::SplitKeyHeads => return split_key_heads(config, view),
+        Transform::FoldFactors => (shape.to_vec(), fold_factors(config, name, shape)?),
+        _ => return Err(unsupported_tensor(name)),
     };
     let found = Naming::of(architecture).to_gguf(name);
-    let (gguf_name, expert) = found.ok_or_else(|| unplaced(name))?;
-    Ok(vec![(gguf_name, shape, expert, Part { change, ..Part::whole(name) })])
+    let (gguf_name, expert) = found.ok_or_else(|| unsupported_tensor(name))?;
+    let part = Part { change, ..Part::whole(name) };
+    Ok(vec![Placement { name: gguf_name, shape, expert, part }])
 }
 
-/// Reads the sizes from a config.
+/// Reads the head sizes of the gated delta rule from a config.
 fn delta_sizes(config: &Json) -> Result<DeltaSizes> {
     let (keys, values) = (size(config, "linear_num_key_heads")?, size(config, "linear_num_value_heads")?);
     if keys == 0 || !values.is_multiple_of(keys) {
@@ -71,48 +74,50 @@ fn delta_sizes(config: &Json) -> Result<DeltaSizes> {
     })
 }
 
-/// `None` unless the shape has the value heads where `order` says.
-fn check_heads(sizes: DeltaSizes, order: HeadOrder, shape: &[usize]) -> Option<()> {
+/// `None` if the shape does not have the value heads at `location`.
+fn check_heads(sizes: DeltaSizes, location: HeadLocation, shape: &[usize]) -> Option<()> {
     let (rows, columns) = (*shape.first()?, *shape.last()?);
     let heads = sizes.key_heads * sizes.ratio;
-    let fits = match order {
-        HeadOrder::Rows | HeadOrder::Rates => rows == heads || rows == sizes.values(),
-        HeadOrder::BehindKeys => rows == 2 * sizes.keys() + sizes.values(),
-        HeadOrder::Columns => columns == sizes.values(),
+    let fits = match location {
+        HeadLocation::Rows | HeadLocation::DecayRates => rows == heads || rows == sizes.value_width(),
+        HeadLocation::RowsAfterKeys => rows == 2 * sizes.key_width() + sizes.value_width(),
+        HeadLocation::Columns => columns == sizes.value_width(),
     };
     fits.then_some(())
 }
 
-/// Qwen3-Next's projection of q, k, v and z.
-fn by_key_head(config: &Json, view: &TensorView<'_>) -> Result<Vec<Placed>> {
+/// Splits Qwen3-Next's projection, whose rows are q, k, v and z of each key head, into q, k, v and
+/// z.
+fn split_key_heads(config: &Json, view: &TensorView<'_>) -> Result<Vec<Placement>> {
     let sizes = delta_sizes(config)?;
     let bad = || Error::at(format!("tensor {}", view.name), format!("has the shape `{:?}`", view.shape));
     let [rows, columns] = *view.shape else { return Err(bad()) };
-    if rows != 2 * (sizes.keys() + sizes.values()) {
+    if rows != 2 * (sizes.key_width() + sizes.value_width()) {
         return Err(bad());
     }
     let prefix = view.name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
-    let layer = prefix.ok_or_else(|| unplaced(view.name))?;
-    let part = |recurrence| Part { change: Change::Recurrent(recurrence), ..Part::whole(view.name) };
-    let inputs = 2 * sizes.keys() + sizes.values();
+    let layer = prefix.ok_or_else(|| unsupported_tensor(view.name))?;
+    let part = |change| Part { change: Change::Recurrent(change), ..Part::whole(view.name) };
+    let qkv_rows = 2 * sizes.key_width() + sizes.value_width();
     Ok(vec![
-        (
-            format!("blk.{layer}.attn_qkv.weight"),
-            vec![inputs, columns],
-            None,
-            part(Recurrence::Inputs(sizes)),
-        ),
-        (
-            format!("blk.{layer}.attn_gate.weight"),
-            vec![sizes.values(), columns],
-            None,
-            part(Recurrence::Gates(sizes)),
-        ),
+        Placement {
+            name: format!("blk.{layer}.attn_qkv.weight"),
+            shape: vec![qkv_rows, columns],
+            expert: None,
+            part: part(RecurrentChange::SelectQkv(sizes)),
+        },
+        Placement {
+            name: format!("blk.{layer}.attn_gate.weight"),
+            shape: vec![sizes.value_width(), columns],
+            expert: None,
+            part: part(RecurrentChange::SelectZ(sizes)),
+        },
     ])
 }
 
-/// The factors of Falcon-H1 that act on a tensor's outputs, and for weights on its inputs.
-fn scaled(config: &Json, name: &str, shape: &[usize]) -> Result<Change> {
+/// The multipliers of Falcon-H1 that are folded into a tensor: of its outputs, and for weights also
+/// of its inputs.
+fn fold_factors(config: &Json, name: &str, shape: &[usize]) -> Result<Change> {
     let one = |key: &str| config.get(key).and_then(Json::as_f64).unwrap_or(1.0);
     let nth = |key: &str, n: usize| config.get(key).and_then(|all| all.get(n)?.as_f64()).unwrap_or(1.0);
     let rows = shape.first().copied().unwrap_or(0);

@@ -147,9 +147,9 @@ impl<'a> Subject<'a> {
     /// other engines read them as f32 only.
     fn stem(&self) -> Option<&'a str> {
         let stem = self.name.strip_suffix(".weight").filter(|stem| !stem.is_empty())?;
-        const FIXED: [&str; 5] =
+        const UNQUANTIZED: [&str; 5] =
             ["ffn_gate_inp", "ffn_gate_inp_shexp", "_norm", "ssm_conv1d", "shortconv.conv"];
-        let fixed = self.shape.len() < 2 || FIXED.iter().any(|end| stem.ends_with(end));
+        let fixed = self.shape.len() < 2 || UNQUANTIZED.iter().any(|end| stem.ends_with(end));
         (!fixed).then_some(stem)
     }
 }

@@ -12,16 +12,16 @@ const MAX_JSON: u64 = 64 << 20;
 pub(crate) fn read_json(path: &Path) -> Result<Option<Json>> {
     let Some(text) = read_text(path, MAX_JSON)? else { return Ok(None) };
     let parsed = serde_json::from_str(&text).or_else(|error| {
-        // Python writes infinities that are no JSON, into published configs, too.
-        let without = without_infinities(&text).ok_or(error)?;
-        serde_json::from_str(&without)
+        // Python writes `Infinity` and `NaN`, which are not JSON; published configs contain them.
+        let replaced = replace_non_finite(&text).ok_or(error)?;
+        serde_json::from_str(&replaced)
     });
     parsed.map(Some).map_err(|e| Error::at(path.display(), e))
 }
 
-/// The text with `null` for each bare `Infinity`, `-Infinity` and `NaN` outside of strings; `None` if it
-/// has none.
-fn without_infinities(text: &str) -> Option<String> {
+/// Replaces each `Infinity`, `-Infinity` and `NaN` outside of strings by `null`. `None` if there is
+/// none.
+fn replace_non_finite(text: &str) -> Option<String> {
     const NAMES: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
     let (mut out, mut rest, mut changed) = (String::with_capacity(text.len()), text, false);
     let (mut in_string, mut escaped) = (false, false);
@@ -60,10 +60,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bare_infinities_become_null_outside_of_strings() {
+    fn non_finite_numbers_become_null_outside_of_strings() {
         let text = r#"{"time_step_limit": [0.0, Infinity], "a": "Infinity \" NaN", "b": [-Infinity, NaN]}"#;
         let expected = r#"{"time_step_limit": [0.0, null], "a": "Infinity \" NaN", "b": [null, null]}"#;
-        assert_eq!(without_infinities(text).as_deref(), Some(expected));
-        assert_eq!(without_infinities(r#"{"a": "NaN"}"#), None);
+        assert_eq!(replace_non_finite(text).as_deref(), Some(expected));
+        assert_eq!(replace_non_finite(r#"{"a": "NaN"}"#), None);
     }
 }

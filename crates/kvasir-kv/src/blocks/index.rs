@@ -86,9 +86,9 @@ pub trait Index: Send {
         let _ = (block, unpinned);
         1
     }
-    /// Names the content of a published block.
+    /// The anchor of a block, if it is published.
     fn anchor(&self, block: BlockId) -> Option<Anchor>;
-    /// Starts recording the anchors whose content is no longer findable.
+    /// Starts recording the anchors whose content lookups no longer find.
     fn record_unpublished(&mut self);
     /// Moves the recorded anchors to `into`.
     fn take_unpublished(&mut self, into: &mut Vec<Anchor>);

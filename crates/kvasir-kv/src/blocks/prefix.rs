@@ -89,7 +89,7 @@ impl<I: Index> Prefix for BlockCache<I> {
 }
 
 impl<I: Index> Anchors for BlockCache<I> {
-    fn found(&self, into: &mut Vec<Anchor>) {
+    fn matched(&self, into: &mut Vec<Anchor>) {
         if self.looked_up.is_some() {
             into.extend(self.found.iter().filter_map(|&block| self.ledger.index.anchor(block)));
         }

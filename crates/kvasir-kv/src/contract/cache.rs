@@ -13,7 +13,7 @@ use crate::contract::capabilities::{
     Anchors, Inspect, MemoryHints, Prefix, Rewind, Sequences, Tree, Victims,
 };
 use crate::contract::error::CacheError;
-use crate::contract::group::{GroupId, Groups, StateCosts};
+use crate::contract::group::{GroupId, Groups, RecomputeCosts};
 use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::kind::{CacheKind, Capability};
 use crate::contract::plan::Plan;
@@ -32,7 +32,8 @@ pub struct ClaimRow {
     /// New tokens, each of which gets a slot. For a sequence with a proposed draft tree this must
     /// be the number of its nodes.
     pub tokens: u32,
-    /// How many of the last `tokens` are a chain of drafts, which may be rejected. 0 for a draft tree.
+    /// Number of draft tokens of a chain, which are the last of `tokens` and may be rejected. 0 for
+    /// a draft tree.
     pub drafts: u32,
 }
 
@@ -52,15 +53,15 @@ pub struct CacheShape {
     pub capacity: u32,
     /// Slots per block, the unit of allocation; 1 for token-granular caches.
     pub block_size: u32,
-    /// A slot that no claim gets, for the K and V of dummy rows: of the dummy block if there is one,
-    /// else the slot behind the capacity, which a pool must have then.
+    /// A slot that no claim gets, for the K and V of dummy rows: of the dummy block if there is
+    /// one, else the slot behind the capacity, which a pool must have then.
     pub dummy_slot: Slot,
     /// Length of the shared prefix in front of every sequence, in positions; it takes no slots
     /// here.
     pub base: Position,
     /// Ring buffers of sliding-window layers, if this cache has them.
     pub rings: Option<Rings>,
-    /// Its layer groups.
+    /// The layer groups of the cache.
     pub groups: Groups,
 }
 
@@ -91,20 +92,21 @@ pub trait Cache: Inspect + MemoryHints + Victims + Send {
     fn shape(&self) -> &CacheShape;
     /// Current pool usage, in slots.
     fn usage(&self) -> PoolUsage;
-    /// Current pool usage of a layer group, in its slots. That of the state group counts running
-    /// sequences, out of [`StateConfig::live`](crate::StateConfig::live). No slots for a group that the cache lacks.
+    /// Current pool usage of a layer group, in slots. For the state group it counts sequences with
+    /// a live state, out of [`StateConfig::live`](crate::StateConfig::live). All zero for a group
+    /// that the cache lacks.
     fn usage_of(&self, group: GroupId) -> PoolUsage {
         if group == GroupId::FULL { self.usage() } else { PoolUsage::default() }
     }
-    /// Marks positions of `seq` behind which a later prompt or turn may begin, rounded down to whole
-    /// blocks: steps that pass them store checkpoints of its recurrent states there. Ignored by
-    /// caches without states. Linear in the marks of the sequence.
-    fn mark(&mut self, seq: SeqId, at: &[Position]) -> Result<(), CacheError> {
-        let _ = at;
+    /// Marks positions of `seq` at which a later prompt may diverge, such as ends of messages.
+    /// Steps that pass them store checkpoints of the recurrent state there, rounded down to whole
+    /// blocks. Caches without states ignore marks. Linear in the marks of the sequence.
+    fn mark_checkpoints(&mut self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
+        let _ = positions;
         self.len(seq).map(|_| ())
     }
-    /// Sets the costs by which checkpoints are evicted; ignored by caches without states.
-    fn set_costs(&mut self, costs: StateCosts) {
+    /// Sets the costs by which checkpoints are evicted. Caches without states ignore them.
+    fn set_recompute_costs(&mut self, costs: RecomputeCosts) {
         let _ = costs;
     }
     /// Raised by every change that can make a plan stale.
@@ -168,7 +170,7 @@ pub trait Cache: Inspect + MemoryHints + Victims + Send {
     fn sequences(&mut self) -> Result<&mut dyn Sequences, CacheError> {
         Err(CacheError::NoCapability { kind: self.shape().kind, capability: Capability::Sequences })
     }
-    /// Anchors of published blocks, if this cache names their contents.
+    /// Anchors of published blocks, if the cache has them.
     fn anchors(&mut self) -> Option<&mut dyn Anchors> {
         None
     }

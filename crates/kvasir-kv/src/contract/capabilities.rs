@@ -78,14 +78,14 @@ pub struct VictimSearch<'a> {
 
 /// Truncation of a sequence, as after rejected draft tokens.
 pub trait Rewind {
-    /// The greatest length up to `to` that [`Rewind::rewind_to`] accepts. It is `to` itself unless
-    /// recurrent states have no checkpoint there. Fails with `RewindOutOfRange` if there is none:
-    /// `to` is above the next position, or ring buffers have overwritten rows.
+    /// The greatest length up to `to` that [`Rewind::rewind_to`] accepts: `to` itself, or with
+    /// recurrent states the position of the last state up to `to`. Fails with `RewindOutOfRange` if
+    /// `to` is above the next position, or if ring buffers have overwritten rows below it.
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError>;
     /// Truncates to positions below `to`, claims in flight included. Fails like
-    /// [`Rewind::rewind_floor`], with `NoCheckpoint` if that is below `to`, and with `Unsettled` if
-    /// draft nodes are. Linear in the blocks released. A claimed row that it cuts can only be
-    /// canceled, or retired if it ran.
+    /// [`Rewind::rewind_floor`], with `NoCheckpoint` if the rewind floor is below `to`, and with
+    /// `Unsettled` if draft nodes were not committed. Linear in the blocks released. A claimed row
+    /// that it cuts can only be canceled, or retired if it ran.
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
 }
 
@@ -93,10 +93,11 @@ pub trait Rewind {
 /// Copies K and V of partial blocks only; whole blocks are shared.
 pub trait Sequences {
     /// Makes `dst` an owner of `src`'s retired rows with positions in `range`; claimed rows may yet
-    /// be canceled. With recurrent states it copies only up to the last checkpoint in the range: the
-    /// length of `dst` tells. Refused if `dst` owns one of the positions (`CopyOverlaps`), holds rows of
-    /// another fork family, or has steps or draft nodes in flight, if `src` has no retired rows
-    /// (`NothingToCopy`), or if a partial block finds no slots (`Full`). Linear in the blocks.
+    /// be canceled. With recurrent states the copy ends at the last checkpoint in the range, so
+    /// read the length of `dst` afterwards. Refused if `dst` owns one of the positions
+    /// (`CopyOverlaps`), holds rows of another fork family, or has steps or draft nodes in flight,
+    /// if `src` has no retired rows (`NothingToCopy`), or if a partial block finds no slots
+    /// (`Full`). Linear in the blocks.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
     /// Removes the rows in `range` from `seq`; the remaining positions are never renumbered. A
     /// range that ends below the next position must be retired (`InFlight`) in block caches, and is
@@ -180,18 +181,18 @@ pub trait Prefix {
     fn take_events(&mut self, into: &mut Vec<KvEvent>);
 }
 
-/// Names of the contents of published blocks, by which other groups of a cache find what they have
-/// at the end of one. For caches with [`Prefix`].
+/// Anchors of published blocks, through which other layer groups find their data for the same
+/// prefix. For caches with [`Prefix`].
 pub trait Anchors {
-    /// Appends the anchors of the blocks that the newest lookup has found, in order; none if the
-    /// cache has changed since. Linear in them.
-    fn found(&self, into: &mut Vec<Anchor>);
-    /// The anchor of a block of `seq`, by its number in order of position, if it is published.
+    /// Appends the anchors of the blocks that the newest lookup matched, in order of position; none
+    /// if the cache has changed since. Linear in the blocks.
+    fn matched(&self, into: &mut Vec<Anchor>);
+    /// The anchor of the block of `seq` with index `block`, if the block is published.
     fn anchor_of(&self, seq: SeqId, block: u32) -> Result<Option<Anchor>, CacheError>;
-    /// Starts recording the anchors that lose their content.
+    /// Starts recording the anchors that become invalid.
     fn record_unpublished(&mut self);
-    /// Appends the anchors whose content lookups no longer find, since the last call. An anchor may
-    /// name other content afterwards, so take these before using one.
+    /// Appends the anchors that became invalid since the last call. Their numbers may be used again
+    /// for other content, so call this before any other use of anchors.
     fn take_unpublished(&mut self, into: &mut Vec<Anchor>);
 }
 

@@ -20,7 +20,7 @@ pub enum CacheError {
     BadClaim,
     /// Not enough free slots, even after evicting every evictable block.
     Full {
-        /// The group that is short of slots.
+        /// The layer group that lacks slots.
         group: GroupId,
         /// Slots needed.
         needed: u32,
@@ -38,11 +38,11 @@ pub enum CacheError {
         /// The length.
         length: u32,
     },
-    /// No checkpoint of the recurrent states is at the target of a rewind, copy or removal.
+    /// No checkpoint of the recurrent states is at the target length of a rewind, copy or removal.
     NoCheckpoint {
-        /// The length that it would leave.
+        /// The target length.
         to: u32,
-        /// The greatest length below it that is possible.
+        /// The greatest possible length below it.
         nearest: u32,
     },
     /// The destination of a copy already owns one of the positions.

@@ -1,33 +1,33 @@
-//! Layer groups: layers by what they remember of a sequence.
+//! Layer groups: sets of layers that need the same cached data of a sequence.
 //!
-//! | group | remembers | a prefix of length p can be reused if |
+//! | group | cached data | a prefix of length p can be reused if the cache has |
 //! |---|---|---|
-//! | full | every K/V row | rows `0 .. p` are there |
-//! | window(w) | the last w rows | rows `p - w .. p` are there |
-//! | state | one recurrent state | a checkpoint at p is there |
+//! | full | every K/V row | rows `0 .. p` |
+//! | window(w) | the last w K/V rows | rows `p - w .. p` |
+//! | state | one recurrent state | a checkpoint at p |
 //!
 //! Group 0 is always full. A layer that reads the K/V of another one needs no group.
 
 use crate::contract::ids::Position;
 use serde::{Deserialize, Serialize};
 
-/// What the layers of a group remember of a sequence.
+/// The cached data that the layers of a group need of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum GroupKind {
     /// Every K/V row.
     Full,
-    /// The K/V rows of so many last positions.
+    /// The K/V rows of the last positions, as many as given.
     Window(u32),
     /// One recurrent state.
     State,
 }
 
-/// The number of a layer group.
+/// Number of a layer group, an index into [`Groups`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GroupId(pub u8);
 
 impl GroupId {
-    /// The full group.
+    /// Number of the full group.
     pub const FULL: Self = Self(0);
 }
 
@@ -35,7 +35,7 @@ impl GroupId {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Groups(Vec<GroupKind>);
 
-/// The full group alone.
+/// Only the full group.
 impl Default for Groups {
     fn default() -> Self {
         Self(vec![GroupKind::Full])
@@ -43,7 +43,7 @@ impl Default for Groups {
 }
 
 impl Groups {
-    /// The full group, and a group of recurrent states.
+    /// The full group and a state group.
     pub(crate) fn with_states() -> Self {
         Self(vec![GroupKind::Full, GroupKind::State])
     }
@@ -53,51 +53,50 @@ impl Groups {
         (0..).map(GroupId).zip(self.0.iter().copied())
     }
 
-    /// The group of recurrent states, if there is one.
+    /// Number of the state group, if there is one.
     pub fn states(&self) -> Option<GroupId> {
         self.iter().find(|(_, kind)| *kind == GroupKind::State).map(|(group, _)| group)
     }
 }
 
-/// Sizes of the pool of recurrent states of a cache.
+/// Configuration of a cache's pool of recurrent states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateConfig {
-    /// Sequences that may run at the same time, each with a state of its own that it rewrites.
+    /// Maximum number of live states, and so of sequences that run at the same time.
     pub live: u32,
-    /// Most checkpoints: states that are kept as they are.
+    /// Maximum number of checkpoints.
     pub checkpoints: u32,
-    /// Draft tokens per sequence and step whose inputs the tail takes.
+    /// Number of rows of a tail: the maximum number of draft tokens per sequence and step.
     pub tail_rows: u32,
-    /// Distance of checkpoints in a long sequence, in positions; rounded up to whole blocks. 0: none
-    /// but those that are marked.
+    /// Distance of regular checkpoints in positions, rounded up to whole blocks. 0 for none: a
+    /// cache then stores checkpoints only at marks and at the newest block boundaries.
     pub interval: u32,
 }
 
 impl StateConfig {
-    /// Slots of the pool.
+    /// Number of slots of the pool.
     pub fn slots(&self) -> u32 {
         self.live.saturating_add(self.checkpoints)
     }
 }
 
-/// Time that losing a checkpoint costs, in any unit: `token` per position, and `depth` more per
-/// position for each 1,000 positions before it (attention reads them).
+/// Cost of recomputing positions, by which checkpoints are evicted. The unit is arbitrary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateCosts {
-    /// Per position.
+pub struct RecomputeCosts {
+    /// Cost per position.
     pub token: u32,
-    /// Per position and 1,000 positions before it.
+    /// Additional cost per position for each 1,000 positions before it, which attention reads.
     pub depth: u32,
 }
 
-/// Checkpoints are worth their distance alone.
-impl Default for StateCosts {
+/// The cost is the number of positions.
+impl Default for RecomputeCosts {
     fn default() -> Self {
         Self { token: 1, depth: 0 }
     }
 }
 
-impl StateCosts {
+impl RecomputeCosts {
     /// Cost of computing the positions `from .. to`.
     pub(crate) fn recompute(self, from: Position, to: Position) -> u64 {
         let count = u64::from(to.saturating_sub(from));
@@ -106,7 +105,7 @@ impl StateCosts {
     }
 }
 
-/// Names the content of a published block: its tokens and all before them, under one salt. Stays
-/// valid while lookups can find the content, whichever block holds it.
+/// Identifies the content of a published block: its tokens and all before them, under one salt.
+/// Valid while lookups can find this content, whichever block holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Anchor(pub(crate) u64);

@@ -1,5 +1,5 @@
-//! Inspection and the optional capabilities of `Grouped`: truncation, forks and prefix hits at
-//! lengths that have a state. It has no draft trees.
+//! Inspection and the optional capabilities of `Grouped`: truncation, forks and prefix hits, each
+//! at a length that has a state.
 
 use crate::contract::capabilities::{
     Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, VictimSearch, Victims,
@@ -24,9 +24,9 @@ impl Inspect for Grouped {
         self.primary.check()?;
         self.states.check()?;
         for seq in self.states.ids() {
-            let (end, covered) = (self.primary.next_position(seq), self.states.end(seq));
-            if end != covered {
-                return Err(format!("{seq:?} ends at {end:?}, its states at {covered:?}"));
+            let (len, covered) = (self.primary.next_position(seq), self.states.covered_len(seq));
+            if len != covered {
+                return Err(format!("{seq:?} has length {len:?}, its states cover {covered:?}"));
             }
         }
         Ok(())
@@ -47,7 +47,7 @@ impl MemoryHints for Grouped {
     }
 }
 
-/// Victims free slots of group 0.
+/// Victims are chosen by the K/V slots of group 0.
 impl Victims for Grouped {
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         self.primary.victims(search, victims)
@@ -59,17 +59,21 @@ impl Victims for Grouped {
 }
 
 impl Grouped {
-    /// Refuses a truncation to a length that has no state.
+    /// Fails with `NoCheckpoint` if no state is at length `to`.
     fn check_floor(&mut self, seq: SeqId, to: Position) -> Result<(), CacheError> {
         let floor = self.rewind_floor(seq, to)?;
         if floor == to { Ok(()) } else { Err(CacheError::NoCheckpoint { to, nearest: floor }) }
     }
 
-    /// Shares the states of `src` with `dst`, which the primary has made a copy of `src` up to
-    /// `upto`, and truncates it to the last of them.
+    /// Completes a copy of `src` up to `upto`, which the primary has made in `dst`: shares the
+    /// checkpoints and truncates `dst` to the last one.
     fn share_states(&mut self, src: SeqId, dst: SeqId, upto: Position) -> Result<(), CacheError> {
-        let at = self.states.share(src, dst, upto);
-        if at < self.primary.next_position(dst)? { self.primary.rewind()?.rewind_to(dst, at) } else { Ok(()) }
+        let len = self.states.share_checkpoints(src, dst, upto);
+        if len < self.primary.next_position(dst)? {
+            self.primary.rewind()?.rewind_to(dst, len)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -91,7 +95,7 @@ impl Rewind for Grouped {
 }
 
 impl Sequences for Grouped {
-    /// Only a copy from position 0 into an empty sequence has a state at its end.
+    /// Accepts only copies from position 0 into an empty sequence: no other has a state at its end.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
         let (len, next) = (self.primary.len(src)?, self.primary.next_position(dst)?);
         let upto = range.end.min(len);
@@ -136,11 +140,11 @@ impl Sequences for Grouped {
 impl Prefix for Grouped {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
         let matched = self.match_prompt(tokens, salt).unwrap_or_default();
-        let servable = self.states.servable(&self.anchors) * self.shape.block_size;
+        let usable = self.states.usable_blocks(&self.anchors) * self.shape.block_size;
         match self.primary.prefix() {
-            // The shorter lookup knows how much of it can be evicted.
-            Ok(prefix) if servable < matched.tokens => {
-                prefix.lookup(tokens.get(..servable as usize + 1).unwrap_or(tokens), salt)
+            // A second lookup, of the usable prefix, counts its evictable slots.
+            Ok(prefix) if usable < matched.tokens => {
+                prefix.lookup(tokens.get(..usable as usize + 1).unwrap_or(tokens), salt)
             }
             _ => matched,
         }
@@ -159,11 +163,11 @@ impl Prefix for Grouped {
         }
         // Checkpoints may have been evicted since the lookup.
         let matched = self.match_prompt(tokens, salt)?;
-        let block = self.shape.block_size;
-        self.anchors.truncate((limit / block) as usize);
-        let servable = self.states.servable(&self.anchors) * block;
-        let hit = self.primary.prefix()?.attach(seq, tokens, salt, servable, matched.lookup)?;
-        self.anchors.truncate((hit.tokens / block) as usize);
+        let block_size = self.shape.block_size;
+        self.anchors.truncate((limit / block_size) as usize);
+        let usable = self.states.usable_blocks(&self.anchors) * block_size;
+        let hit = self.primary.prefix()?.attach(seq, tokens, salt, usable, matched.lookup)?;
+        self.anchors.truncate((hit.tokens / block_size) as usize);
         self.states.attach(seq, &self.anchors);
         self.states.mark(seq, &[matched.tokens])?;
         Ok(hit)
@@ -207,4 +211,5 @@ impl Prefix for Grouped {
     }
 }
 
-const NO_TRANSFER: &str = "K/V transfer is impossible with recurrent states: blocks alone serve no prefix";
+const NO_TRANSFER: &str =
+    "K/V transfer does not support recurrent states: K/V blocks without a state cannot be resumed";

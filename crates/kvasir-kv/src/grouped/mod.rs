@@ -1,20 +1,26 @@
-//! `Grouped`: a cache of K/V with a pool of recurrent states beside it.
+//! `Grouped`: the cache of a hybrid model. Combines a K/V cache with a pool of recurrent states.
 //!
-//! The *primary* cache, of any kind, has the slots of group 0 and decides lengths, families and
-//! prefixes. `StateGroup` has the states. Each verb first checks what depends on states, then calls
-//! the primary, which may refuse and changes nothing then, then performs the part of the states,
-//! which cannot fail. So no verb succeeds in one group and fails in the other.
+//! The *primary* cache, of any kind, allocates the K/V slots of group 0 and decides lengths, fork
+//! families and prefix matches. `StateGroup` manages the states. An operation runs in three parts,
+//! so that it never succeeds in one group and fails in the other:
 //!
-//! - A sequence can be truncated, copied and forked only where there is a state: `rewind_floor`.
-//! - A checkpoint at the end of a published block is found through it: its *anchor*. A prefix hit
-//!   ends at the last block that has one.
-//! - `attach` marks the length that the primary matched, where two prompts part, so that the next
-//!   prompt that parts there finds a checkpoint.
+//! 1. Check the preconditions on states.
+//! 2. Call the primary cache, which may refuse; nothing has changed then.
+//! 3. Update the states, which cannot fail.
 //!
-//! Refused: draft trees, imported rows, rings and shared prefixes.
+//! Recurrent states restrict the operations:
 //!
-//! `build` makes one for `CacheConfig::states`. The engine does not set that yet: decision 0046
-//! lists the steps that do. Guarded by `tests/states/`.
+//! - A sequence can be truncated, copied or forked only at a position that has a state; see
+//!   `rewind_floor`.
+//! - A checkpoint at the end of a published block is linked to the *anchor* of the block. A prefix
+//!   hit ends at the last matched block with a checkpoint.
+//! - `attach` marks the length that the primary matched, where two prompts diverge. The next prompt
+//!   that diverges there finds a checkpoint.
+//!
+//! Unsupported: draft trees, imported rows, rings and shared prefixes.
+//!
+//! `build` creates one for `CacheConfig::states`. The engine does not set that yet: decision 0046
+//! lists the missing steps. Guarded by `tests/states/`.
 
 mod capabilities;
 pub(crate) mod states;
@@ -22,29 +28,29 @@ pub(crate) mod states;
 use crate::contract::cache::{Cache, CacheShape, ClaimRow};
 use crate::contract::capabilities::{Hit, Prefix, Rewind, Sequences};
 use crate::contract::error::CacheError;
-use crate::contract::group::{Anchor, GroupId, Groups, StateConfig, StateCosts};
+use crate::contract::group::{Anchor, GroupId, Groups, RecomputeCosts, StateConfig};
 use crate::contract::ids::{Position, SeqId, StepId, Token};
 use crate::contract::plan::Plan;
 use crate::contract::usage::PoolUsage;
 use crate::grouped::states::group::StateGroup;
 
-/// A primary cache, and the recurrent states of its sequences.
+/// A primary cache and the recurrent states of its sequences.
 pub(crate) struct Grouped {
     primary: Box<dyn Cache>,
     shape: CacheShape,
     states: StateGroup,
-    /// Scratch memory.
+    /// Anchors of the newest lookup; scratch memory.
     anchors: Vec<Anchor>,
 }
 
 impl Grouped {
-    /// Puts states beside a new cache.
+    /// Adds recurrent states to `primary`, a cache without sequences.
     pub(crate) fn new(mut primary: Box<dyn Cache>, config: StateConfig) -> Result<Self, CacheError> {
         if config.live == 0 {
-            return Err(CacheError::BadConfig("a recurrent model needs at least one live state"));
+            return Err(CacheError::BadConfig("a model with recurrent layers needs at least one live state"));
         }
         if config.live.checked_add(config.checkpoints).is_none() {
-            return Err(CacheError::BadConfig("the cache has more states than a slot number can name"));
+            return Err(CacheError::BadConfig("the number of live states and checkpoints exceeds 2^32 - 1"));
         }
         let groups = Groups::with_states();
         let group = groups.states().unwrap_or_default();
@@ -56,8 +62,8 @@ impl Grouped {
         Ok(Self { primary, shape, states, anchors: Vec::new() })
     }
 
-    /// Unlinks the checkpoints of blocks that were evicted. Their slots and anchors may be used
-    /// again, so this comes before any other use of either.
+    /// Unlinks the checkpoints of evicted blocks. The primary may reuse their anchors, so this
+    /// precedes every other use of anchors.
     fn unlink_evicted(&mut self) {
         self.anchors.clear();
         if let Some(anchors) = self.primary.anchors() {
@@ -72,7 +78,7 @@ impl Grouped {
         self.anchors.clear();
         let matched = self.primary.prefix()?.lookup(tokens, salt);
         if let Some(anchors) = self.primary.anchors() {
-            anchors.found(&mut self.anchors);
+            anchors.matched(&mut self.anchors);
         }
         Ok(matched)
     }
@@ -95,12 +101,12 @@ impl Cache for Grouped {
         }
     }
 
-    fn mark(&mut self, seq: SeqId, at: &[Position]) -> Result<(), CacheError> {
-        self.states.mark(seq, at)
+    fn mark_checkpoints(&mut self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
+        self.states.mark(seq, positions)
     }
 
-    fn set_costs(&mut self, costs: StateCosts) {
-        self.states.set_costs(costs);
+    fn set_recompute_costs(&mut self, costs: RecomputeCosts) {
+        self.states.set_recompute_costs(costs);
     }
 
     fn generation(&self) -> u64 {

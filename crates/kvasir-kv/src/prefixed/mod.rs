@@ -49,7 +49,7 @@ impl<C: Cache + ?Sized> Prefixed<C> {
             ));
         }
         if shape.groups.states().is_some() {
-            return Err(CacheError::BadConfig("a cache with recurrent states takes no prefix"));
+            return Err(CacheError::BadConfig("a cache with recurrent states takes no shared prefix"));
         }
         let base = prefix.rows() / shape.block_size * shape.block_size;
         let shape = CacheShape { base, ..shape.clone() };
@@ -300,7 +300,8 @@ impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         self.check_own(seq, to)?;
         let length = self.next_position(seq)?;
-        // Only ring buffers and recurrent states lose rows, and a cache with either takes no prefix.
+        // Only ring buffers and recurrent states lose rows, and a cache with either takes no
+        // prefix.
         if to > length {
             Err(CacheError::RewindOutOfRange { to, lowest: self.shape.base, length })
         } else {

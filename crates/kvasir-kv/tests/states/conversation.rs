@@ -1,5 +1,5 @@
-//! What prompts reuse of earlier ones with recurrent states: conversations, branches, a shared prefix
-//! that ends earlier, and a long sequence.
+//! Prefix hits with recurrent states: conversations, edited and branched turns, prompts that
+//! diverge inside a message, and a long sequence.
 
 use crate::device::{Expected, StateDevice};
 use kvasir_kv::{
@@ -10,7 +10,7 @@ use kvasir_testkit::Random;
 const BLOCK: u32 = 16;
 const BLOCK_KINDS: [CacheKind; 2] = [CacheKind::Paged, CacheKind::Radix];
 
-/// A cache whose requests run one after the other.
+/// A cache and a device that run one request at a time.
 struct Server {
     cache: Box<dyn Cache>,
     device: StateDevice,
@@ -24,6 +24,7 @@ impl Server {
         Self { cache: build(kind, &config).unwrap(), device, step: 0 }
     }
 
+    /// Runs a step that feeds the tokens of `seq` from its length to `upto`.
     fn feed(&mut self, seq: SeqId, tokens: &[Token], upto: usize) {
         let from = self.cache.next_position(seq).unwrap() as usize;
         self.step += 1;
@@ -37,14 +38,14 @@ impl Server {
         self.cache.retire(StepId(self.step)).unwrap();
     }
 
-    /// Runs a request whose messages end at `marks`; returns its hit. The answer is part of `tokens`,
-    /// behind `prompt` tokens.
+    /// Runs a request whose messages end at `marks`. The first `prompt` of `tokens` are its prompt,
+    /// the others its answer. Returns the length of its prefix hit.
     fn request(&mut self, tokens: &[Token], prompt: usize, marks: &[Position], chunk: usize) -> u32 {
         let seq = self.cache.open().unwrap();
         let prefix = self.cache.prefix().unwrap();
         let hit = prefix.attach(seq, &tokens[..prompt], 0, u32::MAX, Lookup::default()).unwrap().tokens;
-        self.cache.mark(seq, marks).unwrap();
-        self.cache.mark(seq, &[prompt as Position]).unwrap();
+        self.cache.mark_checkpoints(seq, marks).unwrap();
+        self.cache.mark_checkpoints(seq, &[prompt as Position]).unwrap();
         let mut at = hit as usize;
         while at < tokens.len() {
             at = if at < prompt { (at + chunk).min(prompt) } else { at + 1 };
@@ -65,30 +66,33 @@ fn config(checkpoints: u32, interval: u32) -> StateConfig {
     StateConfig { live: 4, checkpoints, tail_rows: 4, interval }
 }
 
-/// Every turn reads its newest message again and less than a block more, also where a turn is edited
-/// or branched off at an earlier message.
+/// Every turn computes its newest message and less than two blocks more, even a turn that branches
+/// off at an earlier message.
 #[test]
-fn a_turn_reads_only_its_newest_message() {
+fn a_turn_computes_only_its_newest_message() {
     for kind in BLOCK_KINDS {
         let mut random = Random::new(7);
         let mut server = Server::new(kind, config(64, 0), 1 << 14);
-        let mut talk: Vec<Token> = tokens(&mut random, 300);
+        let mut conversation: Vec<Token> = tokens(&mut random, 300);
         let mut ends: Vec<Position> = vec![300];
         for turn in 0..20 {
             let message = random.between(5, 90);
-            talk.extend(tokens(&mut random, message));
-            ends.push(talk.len() as Position);
-            let prompt = talk.len();
+            conversation.extend(tokens(&mut random, message));
+            ends.push(conversation.len() as Position);
+            let prompt = conversation.len();
             let answer = random.between(3, 60);
-            talk.extend(tokens(&mut random, answer));
-            let hit = server.request(&talk, prompt, &ends, 128);
-            ends.push(talk.len() as Position);
-            let read = prompt as u32 - hit;
-            // Of the answer's last block, only whole blocks are found.
-            assert!(turn == 0 || read <= message + 2 * BLOCK, "{kind} turn {turn}: {read} of {message}");
+            conversation.extend(tokens(&mut random, answer));
+            let hit = server.request(&conversation, prompt, &ends, 128);
+            ends.push(conversation.len() as Position);
+            let computed = prompt as u32 - hit;
+            // A hit ends at a block boundary.
+            assert!(
+                turn == 0 || computed <= message + 2 * BLOCK,
+                "{kind} turn {turn}: {computed} tokens are computed for a message of {message}"
+            );
         }
         for &end in &ends[1..ends.len() - 1] {
-            let mut branch = talk[..end as usize].to_vec();
+            let mut branch = conversation[..end as usize].to_vec();
             branch.extend(tokens(&mut random, 20));
             let prompt = branch.len();
             let hit = server.request(&branch, prompt, &ends, 128);
@@ -97,9 +101,10 @@ fn a_turn_reads_only_its_newest_message() {
     }
 }
 
-/// A shared prefix that ends earlier than any message is read again once, up to the interval.
+/// A prefix shared by prompts that diverge inside a message is recomputed once, from the last
+/// regular checkpoint. The third prompt hits all of it.
 #[test]
-fn a_parting_point_is_read_again_once() {
+fn a_prefix_up_to_a_divergence_is_recomputed_once() {
     for kind in BLOCK_KINDS {
         for interval in [0, 256] {
             let mut random = Random::new(3);
@@ -121,9 +126,9 @@ fn a_parting_point_is_read_again_once() {
     }
 }
 
-/// 100,000 tokens, 200 checkpoints, forks and rewinds leave the pools as they were.
+/// After 100,000 tokens with forks and rewinds, all slots and states are free again.
 #[test]
-fn a_long_sequence_leaves_the_pools_at_their_baseline() {
+fn a_long_sequence_leaves_all_slots_free() {
     for kind in BLOCK_KINDS {
         let mut random = Random::new(11);
         let mut server = Server::new(kind, config(200, 512), 1 << 18);
@@ -137,14 +142,14 @@ fn a_long_sequence_leaves_the_pools_at_their_baseline() {
             if random.chance(10) {
                 let fork = server.cache.sequences().unwrap().fork(seq, 1).unwrap()[0];
                 let len = server.cache.len(fork).unwrap() as usize;
-                assert!(at - len < 512, "the fork at {at} has {len}");
+                assert!(at - len < 512, "the fork at {at} has length {len}");
                 server.feed(fork, &all, (len + 70).min(all.len()));
                 server.cache.close(fork).unwrap();
             }
             if random.chance(10) {
                 let to = random.between(at as u32 / 2, at as u32);
                 let floor = server.cache.rewind().unwrap().rewind_floor(seq, to).unwrap();
-                assert!(to - floor < 512, "{to} goes back to {floor}");
+                assert!(to - floor < 512, "the rewind floor of {to} is {floor}");
                 server.cache.rewind().unwrap().rewind_to(seq, floor).unwrap();
                 at = floor as usize;
             }

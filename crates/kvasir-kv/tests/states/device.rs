@@ -1,24 +1,24 @@
 //! `StateDevice`: runs the state rows of plans on digests instead of recurrent states.
 //!
-//! A slot holds the digest of all tokens that its state covers, and their count. The device refuses
-//! a row that reads another prefix than its sequence has, replays the wrong tail, feeds positions
-//! with a gap, or writes what another row of the step names.
+//! A slot holds the digest of all tokens that its state covers, and their number. The device panics
+//! on a row that reads the state of another prefix, replays the wrong tail, feeds positions with a
+//! gap, or writes a slot that another row of the step reads or writes.
 
 use kvasir_kv::{Plan, PoolId, Position, StateRow, Token};
 use std::collections::VecDeque;
 
-/// A state: digest of the tokens that it covers, and their count.
+/// A state: digest and number of the tokens that it covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) digest: u64,
-    pub(crate) at: Position,
+    pub(crate) len: Position,
 }
 
 impl State {
     /// The state after one more token.
     pub(crate) fn after(self, token: Token) -> Self {
         let digest = (self.digest ^ u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
-        Self { digest, at: self.at + 1 }
+        Self { digest, len: self.len + 1 }
     }
 
     /// The state after all of these tokens.
@@ -27,13 +27,14 @@ impl State {
     }
 }
 
-/// What a row of a submitted step must compute.
+/// The input that a row of a submitted step must have.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     /// All tokens of the sequence up to the row's last query.
     pub(crate) tokens: Vec<Token>,
-    /// Tokens that the row feeds, redirected ones not included.
+    /// Number of tokens that the row feeds, without redirected ones.
     pub(crate) fed: u32,
+    /// Number of draft tokens, which are the last of them.
     pub(crate) drafts: u32,
 }
 
@@ -42,8 +43,9 @@ pub(crate) struct StateDevice {
     slots: Vec<Option<State>>,
     tails: Vec<Vec<(Position, Token)>>,
     queue: VecDeque<(Plan, Vec<Expected>)>,
-    /// Saves and replayed rows so far.
+    /// Number of saves so far.
     pub(crate) saves: u32,
+    /// Number of replayed tail rows so far.
     pub(crate) replayed: u32,
 }
 
@@ -53,7 +55,7 @@ impl StateDevice {
         Self { slots, tails: vec![Vec::new(); tails as usize], queue: VecDeque::new(), saves: 0, replayed: 0 }
     }
 
-    /// Queues a step, after checking that no row writes what another one names.
+    /// Queues a step, after checking that no row writes a slot that another row reads or writes.
     pub(crate) fn submit(&mut self, plan: &Plan, expected: Vec<Expected>) {
         let states = &plan.states;
         assert_eq!(states.rows.len(), plan.rows.len());
@@ -87,7 +89,7 @@ impl StateDevice {
             let read = row.from.map_or(Some(State::default()), |(_, slot)| self.slots[slot as usize]);
             let read = read.unwrap_or_else(|| panic!("{row:?} reads a slot that was never written"));
             let len = expected.tokens.len();
-            assert_eq!(read, State::of(&expected.tokens[..read.at as usize]), "{row:?}");
+            assert_eq!(read, State::of(&expected.tokens[..read.len as usize]), "{row:?}");
             let replay = self.tails[row.tail as usize][..row.replay as usize].to_vec();
             let queries = &plan.positions[planned.queries.range()][row.skip as usize..];
             assert_eq!(queries.len() as u32, expected.fed);
@@ -98,7 +100,7 @@ impl StateDevice {
             self.replayed += row.replay;
             let (mut state, mut tail) = (read, 0);
             for (after, &(position, token)) in (1..).zip(&inputs) {
-                assert_eq!(state.at, position, "{row:?}");
+                assert_eq!(state.len, position, "{row:?}");
                 assert_eq!(token, expected.tokens[position as usize], "{row:?} replays a wrong token");
                 state = state.after(token);
                 for save in &plan.states.saves[row.saves.range()] {

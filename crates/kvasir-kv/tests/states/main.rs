@@ -1,6 +1,6 @@
-//! Model-based test of caches with recurrent states: random operations on all five kinds, on a
-//! device whose states are digests of what they cover. Every step must read a state of exactly the
-//! tokens that its sequence has. `conversation.rs` checks what is reused.
+//! Model-based test of caches with recurrent states: random operations on all five kinds, with a
+//! device whose states are digests of the tokens that they cover. Every step must read the state of
+//! exactly the tokens of its sequence. `conversation.rs` tests prefix hits.
 //!
 //! `KVASIR_SEEDS=10000` runs more seeds.
 
@@ -11,27 +11,27 @@ mod device;
 
 use device::{Expected, State, StateDevice};
 use kvasir_kv::{
-    Cache, CacheConfig, CacheError, CacheKind, ClaimRow, GroupKind, Lookup, Plan, Position, SeqId,
-    StateConfig, StateCosts, StepId, Token, build,
+    Cache, CacheConfig, CacheError, CacheKind, ClaimRow, GroupKind, Lookup, Plan, Position, RecomputeCosts,
+    SeqId, StateConfig, StepId, Token, build,
 };
 use kvasir_testkit::Random;
 use std::collections::{BTreeMap, VecDeque};
 
-/// One sequence, as the cache should have it.
+/// The expected state of one sequence.
 #[derive(Clone, Debug, Default)]
 struct Model {
     /// Claimed tokens.
     tokens: Vec<Token>,
-    /// Tokens that it begins with, fed before random ones.
+    /// Tokens that are fed before random ones.
     prompt: Vec<Token>,
     salt: u64,
     family: u32,
-    /// Positions at which a checkpoint was due, of steps of this sequence or of the one that it was
-    /// forked from.
+    /// Positions at which steps had to store a checkpoint, including those of the sequence that it
+    /// was forked from.
     due: Vec<Position>,
-    /// Tokens that steps have committed: all but drafts that were not replayed yet.
+    /// Number of tokens that the live state covers: all but drafts that were not replayed yet.
     committed: Position,
-    /// Marks that no step has passed yet.
+    /// Marks that no step has reached.
     marks: Vec<Position>,
 }
 
@@ -48,13 +48,23 @@ impl Model {
     }
 }
 
-struct Claimed {
-    step: StepId,
-    /// Sequence, length and committed tokens before the claim, tokens fed, drafts among them.
-    rows: Vec<(SeqId, Model, u32, u32)>,
+/// One row of a claimed step.
+struct ClaimedRow {
+    seq: SeqId,
+    /// The sequence before the claim.
+    before: Model,
+    /// Number of tokens fed, drafts included.
+    tokens: u32,
+    drafts: u32,
 }
 
-struct Run {
+struct ClaimedStep {
+    step: StepId,
+    rows: Vec<ClaimedRow>,
+}
+
+/// A cache under random operations, with its model and device.
+struct Simulation {
     cache: Box<dyn Cache>,
     kind: CacheKind,
     config: StateConfig,
@@ -62,17 +72,20 @@ struct Run {
     random: Random,
     device: StateDevice,
     seqs: BTreeMap<SeqId, Model>,
-    claimed: VecDeque<Claimed>,
+    claimed: VecDeque<ClaimedStep>,
     step: u64,
     families: u32,
-    /// Whether no checkpoint is evicted, so that every one that is due exists.
+    /// Whether the pool is so large that no checkpoint is evicted: every one that is due exists.
     is_ample: bool,
+    /// Number of tokens in prefix hits.
     hits: u32,
+    /// Number of operations that failed for lack of slots or sequences.
     refused: u32,
+    /// Number of rewinds to a floor below their target.
     shortened: u32,
 }
 
-impl Run {
+impl Simulation {
     fn new(kind: CacheKind, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let block = if kind.is_block_based() { random.pick(&[1, 2, 4, 16]) } else { 1 };
@@ -87,9 +100,9 @@ impl Run {
         let capacity = random.pick(&[64, 160, 800]);
         let states = Some(config);
         let dummy = kind.is_block_based() && random.chance(30);
-        let config_of_cache =
+        let cache_config =
             CacheConfig { block_size: block, max_sequences: 8, dummy, states, ..CacheConfig::new(capacity) };
-        let cache = build(kind, &config_of_cache).unwrap();
+        let cache = build(kind, &cache_config).unwrap();
         let group = cache.shape().groups.states().unwrap();
         assert!(cache.shape().groups.iter().any(|(id, kind)| id == group && kind == GroupKind::State));
         Self {
@@ -114,9 +127,9 @@ impl Run {
         self.random.below(u64::from(n.max(1))) as u32
     }
 
-    fn any(&mut self) -> Option<SeqId> {
-        let live: Vec<SeqId> = self.seqs.keys().copied().collect();
-        (!live.is_empty()).then(|| self.random.pick(&live))
+    fn random_sequence(&mut self) -> Option<SeqId> {
+        let open: Vec<SeqId> = self.seqs.keys().copied().collect();
+        (!open.is_empty()).then(|| self.random.pick(&open))
     }
 
     fn interval(&self) -> u32 {
@@ -144,7 +157,10 @@ impl Run {
             91 => self.keep(),
             92..96 => self.mark(),
             96 => _ = self.cache.prefix().map(|prefix| prefix.evict(3 * self.block)),
-            97 => self.cache.set_costs(StateCosts { token: 1 + operation % 3, depth: 7 }),
+            97 => {
+                let token = 1 + self.below(3);
+                self.cache.set_recompute_costs(RecomputeCosts { token, depth: 7 });
+            }
             _ => _ = self.cache.compact(),
         }
         if self.claimed.len() > 3 {
@@ -180,7 +196,7 @@ impl Run {
     }
 
     fn close(&mut self) {
-        let Some(seq) = self.any() else { return };
+        let Some(seq) = self.random_sequence() else { return };
         if self.random.chance(60) {
             self.publish_sequence(seq);
         }
@@ -221,35 +237,21 @@ impl Run {
         let mut claimed = Vec::new();
         let mut expected = Vec::new();
         for row in &rows {
-            let generated: Vec<Token> = (0..row.tokens).map(|_| self.below(2) + 90).collect();
-            let interval = self.interval();
-            let model = self.seqs.get_mut(&row.seq).unwrap();
-            claimed.push((row.seq, model.clone(), row.tokens, row.drafts));
-            let prompt = model.prompt.iter().skip(model.tokens.len());
-            let tokens = prompt.chain(&generated).take(row.tokens as usize);
-            model.tokens.extend(tokens.copied().collect::<Vec<_>>());
-            let (from, to) = (model.committed, model.end() - row.drafts);
-            let marks = std::mem::take(&mut model.marks);
-            let (passed, ahead) = marks.into_iter().partition::<Vec<_>, _>(|at| *at <= to);
-            model.marks = ahead;
-            let regular = (from + 1..=to).filter(|at| interval > 0 && at.is_multiple_of(interval));
-            model.due.extend(passed.into_iter().filter(|at| *at > from).chain(regular));
-            model.due.sort_unstable();
-            model.committed = to;
-            let tokens = model.tokens.clone();
-            expected.push(Expected { tokens, fed: row.tokens, drafts: row.drafts });
+            let (row, input) = self.extend_model(row);
+            claimed.push(row);
+            expected.push(input);
         }
-        let claimed = Claimed { step, rows: claimed };
+        let claimed = ClaimedStep { step, rows: claimed };
         let mut plan = Plan::default();
         self.cache.plan(step, &mut plan).unwrap();
         let mut again = Plan::default();
         self.cache.plan(step, &mut again).unwrap();
-        assert_eq!(plan.states, again.states, "planning only reads");
+        assert_eq!(plan.states, again.states, "plan changed the claimed step");
         if self.random.chance(12) {
             self.cache.cancel(step).unwrap();
-            for (seq, model, ..) in claimed.rows {
-                // Marks that the step passed are forgotten or stay: both are right.
-                self.seqs.insert(seq, Model { marks: Vec::new(), ..model });
+            for row in claimed.rows {
+                // The cache may keep or forget marks that the step reached, so none is checked.
+                self.seqs.insert(row.seq, Model { marks: Vec::new(), ..row.before });
             }
             return;
         }
@@ -257,18 +259,44 @@ impl Run {
         self.claimed.push_back(claimed);
     }
 
+    /// Adds a claimed row to the model of its sequence.
+    fn extend_model(&mut self, row: &ClaimRow) -> (ClaimedRow, Expected) {
+        let ClaimRow { seq, tokens: fed, drafts, .. } = *row;
+        let generated: Vec<Token> = (0..fed).map(|_| self.below(2) + 90).collect();
+        let interval = self.interval();
+        let model = self.seqs.get_mut(&seq).unwrap();
+        let before = model.clone();
+        let prompt = model.prompt.iter().skip(model.tokens.len());
+        let tokens = prompt.chain(&generated).take(fed as usize);
+        model.tokens.extend(tokens.copied().collect::<Vec<_>>());
+        let (from, to) = (model.committed, model.end() - drafts);
+        let marks = std::mem::take(&mut model.marks);
+        let (reached, ahead) = marks.into_iter().partition::<Vec<_>, _>(|at| *at <= to);
+        model.marks = ahead;
+        let regular = (from + 1..=to).filter(|at| interval > 0 && at.is_multiple_of(interval));
+        model.due.extend(reached.into_iter().filter(|at| *at > from).chain(regular));
+        model.due.sort_unstable();
+        model.committed = to;
+        let expected = Expected { tokens: model.tokens.clone(), fed, drafts };
+        (ClaimedRow { seq, before, tokens: fed, drafts }, expected)
+    }
+
     fn retire(&mut self) {
         let Some(claimed) = self.claimed.pop_front() else { return };
         self.device.run();
         self.cache.retire(claimed.step).unwrap();
-        for (seq, before, tokens, drafts) in claimed.rows {
-            // A verified chain: some of the drafts are accepted, unless more was claimed since.
+        for ClaimedRow { seq, before, tokens, drafts } in claimed.rows {
+            // Draft verification accepts a random number of drafts, unless more was claimed since.
             let end = before.end() + tokens;
             let is_newest = self.seqs.get(&seq).is_some_and(|model| model.end() == end);
-            let in_flight = self.claimed.iter().any(|claimed| claimed.rows.iter().any(|row| row.0 == seq));
+            let in_flight = self.claimed.iter().any(|claimed| claimed.rows.iter().any(|row| row.seq == seq));
             if drafts > 0 && is_newest && !in_flight {
                 let to = end - self.below(drafts + 1);
-                assert_eq!(self.cache.rewind().unwrap().rewind_floor(seq, to), Ok(to), "drafts are replayed");
+                assert_eq!(
+                    self.cache.rewind().unwrap().rewind_floor(seq, to),
+                    Ok(to),
+                    "a rewind to accepted drafts needs no checkpoint"
+                );
                 self.cache.rewind().unwrap().rewind_to(seq, to).unwrap();
                 let model = self.seqs.get_mut(&seq).unwrap();
                 model.tokens.truncate(to as usize);
@@ -277,7 +305,7 @@ impl Run {
     }
 
     fn publish(&mut self) {
-        let Some(seq) = self.any() else { return };
+        let Some(seq) = self.random_sequence() else { return };
         self.publish_sequence(seq);
     }
 
@@ -289,7 +317,7 @@ impl Run {
         }
     }
 
-    /// The floor of a truncation, checked against the checkpoints that must exist.
+    /// The rewind floor, checked against the checkpoints that must exist.
     fn floor(&mut self, seq: SeqId, to: Position) -> Position {
         let floor = self.cache.rewind().unwrap().rewind_floor(seq, to).unwrap();
         let model = &self.seqs[&seq];
@@ -302,7 +330,7 @@ impl Run {
     }
 
     fn rewind(&mut self) {
-        let Some(seq) = self.any() else { return };
+        let Some(seq) = self.random_sequence() else { return };
         let to = self.random.between(0, self.seqs[&seq].end());
         let floor = self.floor(seq, to);
         let result = self.cache.rewind().unwrap().rewind_to(seq, to);
@@ -319,8 +347,9 @@ impl Run {
         self.seqs.get_mut(&seq).unwrap().truncate(floor);
     }
 
-    /// A copy of the first retired tokens of a sequence has a state where it ends.
-    fn copied(&mut self, src: SeqId, dst: SeqId, upto: Position) {
+    /// Adds the model of `dst`, which the cache has made a copy of `src` up to at most `upto`.
+    /// Checks that the copy ends at or after the last checkpoint that must exist.
+    fn record_copy(&mut self, src: SeqId, dst: SeqId, upto: Position) {
         let len = self.cache.claimed_len(dst).unwrap();
         let source = self.seqs[&src].clone();
         assert!(len <= upto);
@@ -332,18 +361,18 @@ impl Run {
     }
 
     fn fork(&mut self) {
-        let Some(seq) = self.any() else { return };
+        let Some(seq) = self.random_sequence() else { return };
         let (n, upto) = (self.below(3), self.cache.len(seq).unwrap());
         let Ok(sequences) = self.cache.sequences() else { return };
         match sequences.fork(seq, n) {
-            Ok(forks) => forks.into_iter().for_each(|fork| self.copied(seq, fork, upto)),
+            Ok(forks) => forks.into_iter().for_each(|fork| self.record_copy(seq, fork, upto)),
             Err(CacheError::Full { .. } | CacheError::TooManySequences) => self.refused += 1,
             Err(error) => panic!("{error}"),
         }
     }
 
     fn copy(&mut self) {
-        let (Some(src), Some(dst)) = (self.any(), self.any()) else { return };
+        let (Some(src), Some(dst)) = (self.random_sequence(), self.random_sequence()) else { return };
         let len = self.cache.len(src).unwrap();
         let from = if self.random.chance(20) { self.below(len) } else { 0 };
         let to = if self.random.chance(50) { Position::MAX } else { from + self.below(40) };
@@ -353,7 +382,7 @@ impl Run {
             Ok(()) if from >= upto => assert_eq!(self.cache.claimed_len(dst), Ok(before.end())),
             Ok(()) => {
                 assert_eq!((from, before.end()), (0, 0));
-                self.copied(src, dst, upto);
+                self.record_copy(src, dst, upto);
             }
             Err(CacheError::NoCheckpoint { .. }) => assert!(from > 0),
             Err(CacheError::NothingToCopy) => assert_eq!(len, 0),
@@ -363,7 +392,7 @@ impl Run {
     }
 
     fn remove(&mut self) {
-        let Some(seq) = self.any() else { return };
+        let Some(seq) = self.random_sequence() else { return };
         let end = self.seqs[&seq].end();
         let (from, to) = (self.below(end + 1), self.below(end + 9));
         if self.cache.sequences().is_err() {
@@ -384,18 +413,19 @@ impl Run {
     }
 
     fn keep(&mut self) {
-        let Some(seq) = self.any() else { return };
+        let Some(seq) = self.random_sequence() else { return };
         let Ok(sequences) = self.cache.sequences() else { return };
         sequences.keep(seq).unwrap();
-        let gone: Vec<SeqId> = self.seqs.keys().copied().filter(|id| self.cache.len(*id).is_err()).collect();
+        let closed: Vec<SeqId> =
+            self.seqs.keys().copied().filter(|id| self.cache.len(*id).is_err()).collect();
         let family = self.seqs[&seq].family;
-        gone.iter().for_each(|id| assert_eq!(self.seqs.remove(id).unwrap().family, family));
+        closed.iter().for_each(|id| assert_eq!(self.seqs.remove(id).unwrap().family, family));
     }
 
     fn mark(&mut self) {
-        let Some(seq) = self.any() else { return };
+        let Some(seq) = self.random_sequence() else { return };
         let at = self.seqs[&seq].end() + self.below(30);
-        self.cache.mark(seq, &[at]).unwrap();
+        self.cache.mark_checkpoints(seq, &[at]).unwrap();
         let at = at / self.block * self.block;
         let model = self.seqs.get_mut(&seq).unwrap();
         if at > model.committed {
@@ -403,7 +433,7 @@ impl Run {
         }
     }
 
-    /// Retires and closes everything: all pools are as they were at the beginning.
+    /// Retires all steps and closes all sequences. All slots and states must be free then.
     fn finish(&mut self) {
         while !self.claimed.is_empty() {
             self.retire();
@@ -421,58 +451,75 @@ impl Run {
     }
 }
 
-fn runs(kind: CacheKind) -> [u32; 5] {
+/// Totals of all seeds.
+#[derive(Debug, Default)]
+struct Totals {
+    hits: u32,
+    refused: u32,
+    shortened: u32,
+    saves: u32,
+    replayed: u32,
+}
+
+/// Runs random operations on a cache of this kind, for many seeds.
+fn run_seeds(kind: CacheKind) -> Totals {
     let seeds: u64 = std::env::var("KVASIR_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
-    let mut totals = [0; 5];
+    let mut totals = Totals::default();
     for seed in 1..=seeds {
         let run = std::panic::catch_unwind(|| {
-            let mut run = Run::new(kind, seed);
+            let mut run = Simulation::new(kind, seed);
             (0..200).for_each(|_| run.operate());
             run.finish();
-            [run.hits, run.refused, run.shortened, run.device.saves, run.device.replayed]
+            run
         });
         match run {
-            Ok(counts) => totals.iter_mut().zip(counts).for_each(|(total, count)| *total += count),
+            Ok(run) => {
+                totals.hits += run.hits;
+                totals.refused += run.refused;
+                totals.shortened += run.shortened;
+                totals.saves += run.device.saves;
+                totals.replayed += run.device.replayed;
+            }
             Err(cause) => {
                 eprintln!("{kind}: seed {seed}");
                 std::panic::resume_unwind(cause);
             }
         }
     }
-    let [_, refused, shortened, saves, replayed] = totals;
+    let Totals { refused, shortened, saves, replayed, .. } = totals;
     assert!(refused > 10 && shortened > 10 && saves > 100 && replayed > 100, "{kind}: {totals:?}");
     totals
 }
 
 #[test]
-fn contiguous_steps_read_states_of_their_own_tokens() {
-    runs(CacheKind::Contiguous);
+fn contiguous_steps_read_the_state_of_their_own_tokens() {
+    run_seeds(CacheKind::Contiguous);
 }
 
 #[test]
-fn tree_steps_read_states_of_their_own_tokens() {
-    runs(CacheKind::Tree);
+fn tree_steps_read_the_state_of_their_own_tokens() {
+    run_seeds(CacheKind::Tree);
 }
 
 #[test]
-fn cells_steps_read_states_of_their_own_tokens() {
-    runs(CacheKind::Cells);
+fn cells_steps_read_the_state_of_their_own_tokens() {
+    run_seeds(CacheKind::Cells);
 }
 
 #[test]
-fn paged_steps_read_states_of_their_own_tokens() {
-    let [hits, ..] = runs(CacheKind::Paged);
+fn paged_steps_read_the_state_of_their_own_tokens() {
+    let Totals { hits, .. } = run_seeds(CacheKind::Paged);
     assert!(hits > 1000, "{hits}");
 }
 
 #[test]
-fn radix_steps_read_states_of_their_own_tokens() {
-    let [hits, ..] = runs(CacheKind::Radix);
+fn radix_steps_read_the_state_of_their_own_tokens() {
+    let Totals { hits, .. } = run_seeds(CacheKind::Radix);
     assert!(hits > 1000, "{hits}");
 }
 
 #[test]
-fn a_state_covers_tokens_in_order() {
+fn a_state_digest_depends_on_the_order_of_tokens() {
     assert_ne!(State::of(&[1, 2]), State::of(&[2, 1]));
     assert_eq!(State::of(&[1, 2]), State::of(&[1]).after(2));
 }

@@ -190,11 +190,11 @@ impl PlainExecutor {
         {
             return fail(format!("plan reads pool {}, which is not attached", segment.pool.0));
         }
-        // States are not kept between steps yet.
-        let starts = |row: &kvasir_exec::BatchRow| {
+        // Recurrent states are not kept between steps yet.
+        let is_whole = |row: &kvasir_exec::BatchRow| {
             (0..).zip(&plan.positions[row.tokens.range()]).all(|(at, position)| at == *position)
         };
-        if program.is_recurrent() && !batch.rows.iter().all(starts) {
+        if program.is_recurrent() && !batch.rows.iter().all(is_whole) {
             return fail("a step of a recurrent model must hold whole sequences".into());
         }
         let wanted = if program.takes_hidden() { n * program.hidden } else { 0 };

@@ -1,5 +1,5 @@
-//! [`Class`]: a model class of Hugging Face, the text model inside a multimodal one, and tensors that it
-//! names in another way.
+//! [`Class`]: a model class of Hugging Face, and the text model inside a multimodal one. [`Rename`]: tensor
+//! names that only one architecture uses.
 
 /// A name under which Hugging Face has an architecture.
 #[derive(Clone, Copy, Debug)]
@@ -21,18 +21,18 @@ pub struct Multimodal {
     pub left_out: &'static [&'static str],
 }
 
-/// Tensor names of Hugging Face that are read under other names: `to` replaces the prefix `from`. `{}`
-/// stands for the number of layers, which is the number of the first prediction layer.
+/// A tensor name prefix of one architecture and its canonical replacement. `{}` in `to` is the
+/// number of layers, which is the index of the first prediction layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Rename {
-    /// The prefix in the file.
+    /// The prefix in the checkpoint.
     pub from: &'static str,
-    /// Its replacement.
+    /// The canonical prefix.
     pub to: &'static str,
 }
 
 impl Rename {
-    /// The new name of a tensor, if it has the prefix.
+    /// The canonical name of a tensor. `None` if it does not have the prefix.
     pub fn apply(&self, name: &str, layers: usize) -> Option<String> {
         let rest = name.strip_prefix(self.from)?;
         Some(format!("{}{rest}", self.to.replace("{}", &layers.to_string())))
@@ -50,7 +50,7 @@ impl Class {
         Self::multimodal(name, model_type, &["vision_tower.", "multi_modal_projector."])
     }
 
-    /// A text model with the parts of these name prefixes beside it.
+    /// A text model inside a multimodal one, whose other tensors have these name prefixes.
     pub(crate) const fn multimodal(
         name: &'static str,
         model_type: &'static str,

@@ -48,7 +48,7 @@ use serde_json::{Map, Value as Json};
 pub struct Architecture {
     /// Its classes in Hugging Face. The first is a text model and names the architecture.
     pub classes: &'static [Class],
-    /// Tensors of Hugging Face that are read under other names.
+    /// Hugging Face tensor names that differ from the canonical ones.
     pub renames: &'static [Rename],
     /// Its spelling in GGUF.
     pub gguf: Gguf,
@@ -64,8 +64,8 @@ pub struct Architecture {
     pub(crate) prediction: Option<fn(&mut Builder<'_>) -> Result<()>>,
 }
 
-/// In the order of the documentation. Of architectures that share a GGUF name, the first that claims
-/// a file gets it.
+/// In the order of the documentation. Of architectures that share a GGUF name, the first that
+/// claims a file gets it.
 const ALL: &[&Architecture] = &[
     &qwen::QWEN2,
     &qwen::QWEN3,
@@ -128,8 +128,8 @@ impl Architecture {
         self.prediction.is_some()
     }
 
-    /// The architecture of a text model's config: by its first class, or by `model_type` in a config
-    /// without classes.
+    /// The architecture of a text model's config: by its first class, or by `model_type` in a
+    /// config without classes.
     pub fn of(config: &Json) -> Result<&'static Self> {
         let config = Config::new(config);
         let names = config.texts("architectures")?.unwrap_or_default();

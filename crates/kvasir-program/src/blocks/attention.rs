@@ -52,10 +52,10 @@ pub(crate) struct Attention {
     pub(crate) sinks: bool,
     /// Softmax scale.
     pub(crate) scale: f64,
-    /// Output gate: the query projection has a gate behind each head's query, whose sigmoid
-    /// multiplies the result.
+    /// Output gate: the query projection has a gate after each head's query, and the attention
+    /// output is multiplied by its sigmoid.
     pub(crate) gated: bool,
-    /// Factor of the keys, before RoPE.
+    /// Multiplier of the keys, before RoPE.
     pub(crate) key_factor: f64,
     /// Tensor names of the QK-norms and of the output projection.
     pub(crate) names: Names,
@@ -70,7 +70,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    const USUAL: Self = Self { q_norm: "q_norm", k_norm: "k_norm", output: "o_proj" };
+    const DEFAULT: Self = Self { q_norm: "q_norm", k_norm: "k_norm", output: "o_proj" };
 }
 
 impl Attention {
@@ -94,7 +94,7 @@ impl Attention {
             scale: (head_dim as f64).powf(-0.5),
             gated: false,
             key_factor: 1.0,
-            names: Names::USUAL,
+            names: Names::DEFAULT,
         })
     }
 
@@ -104,8 +104,8 @@ impl Attention {
         Ok(b.rope(rope))
     }
 
-    /// The same where the amplitude of queries grows with the position, which takes a rope over whole
-    /// heads.
+    /// The same where the amplitude of queries grows with the position, which takes a rope over
+    /// whole heads.
     pub(crate) fn tempered_ropes(&self, b: &mut Builder<'_>, config: RopeConfig<'_>) -> Result<Ropes> {
         let k = self.rope(b, config, 1.0)?;
         let Some(temperature) = config.temperature()? else { return Ok(k.into()) };

@@ -46,7 +46,8 @@ pub(crate) fn decoder<'a>(
     stack(b, x, norms, "model.norm", Logits { scale: 1.0, soft_cap }, layer)
 }
 
-/// Builds the layers over an embedding, the final norm of this name and the LM head.
+/// Builds the layers over an embedding, the final norm (whose tensor is `final_norm`) and the LM
+/// head.
 pub(crate) fn stack<'a>(
     b: &mut Builder<'a>,
     embedding: ValueId,

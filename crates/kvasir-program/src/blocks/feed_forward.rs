@@ -12,17 +12,17 @@ use crate::ir::weight::Role;
 pub(crate) struct FeedForward {
     pub(crate) intermediate: usize,
     pub(crate) bias: bool,
-    /// Tensor name of the fused gate and up: one matrix, all rows of the gate first.
+    /// Tensor name of the fused gate and up projection: one matrix, all rows of the gate first.
     pub(crate) fused: Option<&'static str>,
     pub(crate) activation: Activation,
     /// Tensor names of the gate, up and down projections.
     pub(crate) names: [&'static str; 3],
-    /// Factors of the gate, before the activation, and of the result.
+    /// Multipliers of the gate projection, before the activation, and of the output.
     pub(crate) factors: [f64; 2],
 }
 
 impl FeedForward {
-    /// SwiGLU without biases, of the usual names; its width is to be set.
+    /// SwiGLU without biases, with Llama's tensor names. The caller sets `intermediate`.
     pub(crate) const PLAIN: Self = Self {
         intermediate: 0,
         bias: false,

@@ -16,7 +16,7 @@ use crate::ir::recurrent::{DecayRate, DeltaForm, HeadMap};
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
 
-/// Sizes of a Gated DeltaNet block.
+/// A Gated DeltaNet block.
 #[derive(Clone, Copy)]
 pub(crate) struct GatedDeltaNet {
     key_heads: usize,
@@ -25,7 +25,8 @@ pub(crate) struct GatedDeltaNet {
     value_dim: usize,
     kernel: usize,
     eps: f64,
-    /// Qwen3-Next: one projection of q, k, v and z and one of b and a, their rows by key head.
+    /// Qwen3-Next: one projection of q, k, v and z and one of b and a, with rows ordered by key
+    /// head.
     by_key_head: bool,
 }
 
@@ -67,7 +68,7 @@ impl GatedDeltaNet {
         let v = b.slice(qkv, 1, 2 * keys, values)?;
         let form = self.form(b, &p)?;
         let o = b.gated_delta(DeltaOperands { q, k, v, decay: a, beta }, form)?;
-        // This norm's weight is used as it is, whatever the others of the model are.
+        // Unlike the other norms of Qwen3.5, this one has no offset of one.
         let o = b.norm(o, NormKind::Rms, &format!("{p}norm"), self.value_heads, self.eps)?;
         let y = b.gate(z, o, Activation::Silu)?;
         let out = b.matrix(&format!("{p}out_proj"), b.program.hidden, values, false, Role::Matrix)?;
@@ -83,11 +84,11 @@ impl GatedDeltaNet {
         };
         let (qkv, z) = if self.by_key_head && !b.source.layout.ssm_tensors {
             let all = one(b, "in_proj_qkvz", 2 * keys + 2 * values)?;
-            let of_head = self.value_heads / self.key_heads * self.value_dim;
+            let per_key_head = self.value_heads / self.key_heads * self.value_dim;
             let part = |b: &mut Builder<'_>, start, width| b.slice(all, self.key_heads, start, width);
             let (q, k) = (part(b, 0, self.key_dim)?, part(b, self.key_dim, self.key_dim)?);
-            let v = part(b, 2 * self.key_dim, of_head)?;
-            let z = part(b, 2 * self.key_dim + of_head, of_head)?;
+            let v = part(b, 2 * self.key_dim, per_key_head)?;
+            let z = part(b, 2 * self.key_dim + per_key_head, per_key_head)?;
             let qk = b.concat(q, k, 1)?;
             (b.concat(qk, v, 1)?, z)
         } else {
@@ -95,9 +96,9 @@ impl GatedDeltaNet {
         };
         if self.by_key_head {
             let both = one(b, "in_proj_ba", 2 * self.value_heads)?;
-            let of_head = self.value_heads / self.key_heads;
-            let beta = b.slice(both, self.key_heads, 0, of_head)?;
-            let a = b.slice(both, self.key_heads, of_head, of_head)?;
+            let per_key_head = self.value_heads / self.key_heads;
+            let beta = b.slice(both, self.key_heads, 0, per_key_head)?;
+            let a = b.slice(both, self.key_heads, per_key_head, per_key_head)?;
             return Ok(Projected { qkv, z, a, b: beta });
         }
         let a = one(b, "in_proj_a", self.value_heads)?;

@@ -1,5 +1,5 @@
-//! Building blocks shared by architectures: GQA attention, MLA, Gated DeltaNet, Mamba-2, feed-forward,
-//! MoE, the decoder stack, sliding windows.
+//! Building blocks shared by architectures: GQA attention, MLA, Gated DeltaNet, Mamba-2,
+//! feed-forward, MoE, the decoder stack, sliding windows.
 
 pub(crate) mod attention;
 pub(crate) mod classifier;

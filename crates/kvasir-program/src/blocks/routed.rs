@@ -67,8 +67,8 @@ pub(crate) fn scores(
     b.linear(x, router)
 }
 
-/// Declares experts that are stacked in two tensors: `pgate_up_proj` [experts, 2 * inner, hidden], the
-/// gate's rows first, and `pdown_proj` [experts, hidden, inner].
+/// Declares experts that are stacked in two tensors: `{p}gate_up_proj` [experts, 2 * inner,
+/// hidden], the gate's rows first, and `{p}down_proj` [experts, hidden, inner].
 pub(crate) fn stacked_experts(
     b: &mut Builder<'_>,
     p: &str,
@@ -76,19 +76,19 @@ pub(crate) fn stacked_experts(
     inner: usize,
     activation: Activation,
 ) -> Result<Experts> {
-    fused_experts(b, [format!("{p}gate_up_proj"), format!("{p}down_proj")], count, inner, activation)
+    stacked_experts_in(b, [format!("{p}gate_up_proj"), format!("{p}down_proj")], count, inner, activation)
 }
 
-/// The same with the complete names of the two tensors.
-pub(crate) fn fused_experts(
+/// [`stacked_experts`] with the complete names of both tensors.
+pub(crate) fn stacked_experts_in(
     b: &mut Builder<'_>,
-    [both, down]: [String; 2],
+    [gate_up, down]: [String; 2],
     count: usize,
     inner: usize,
     activation: Activation,
 ) -> Result<Experts> {
     let hidden = b.program.hidden;
-    let both = b.weight(&both, &[count, 2 * inner, hidden], Role::Experts)?;
+    let gate_up = b.weight(&gate_up, &[count, 2 * inner, hidden], Role::Experts)?;
     let down = b.weight(&down, &[count, hidden, inner], Role::Experts)?;
     let all = |first: Matrix, offset_stride| Matrices {
         count,
@@ -97,7 +97,7 @@ pub(crate) fn fused_experts(
         offset_stride,
         bias_stride: 0,
     };
-    let gate = Matrix::whole(both, inner, hidden);
+    let gate = Matrix::whole(gate_up, inner, hidden);
     let up = Matrix { offset: inner * hidden, ..gate };
     Ok(Experts {
         gate: all(gate, 2 * inner * hidden),

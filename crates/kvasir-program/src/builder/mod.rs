@@ -29,7 +29,7 @@ pub(crate) struct Builder<'a> {
     pub(crate) config: Config<'a>,
     pub(crate) source: &'a Source,
     pub(crate) program: Program,
-    /// Tensors that a checkpoint may have and the model does not use.
+    /// Tensors that a checkpoint may contain although the program does not use them.
     pub(crate) unread: Vec<String>,
     names: HashMap<String, WeightId>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Builder<'a> {
 /// Operands of an attention op, beside the layer's own facts.
 pub(crate) struct Attend {
     pub(crate) q: ValueId,
-    /// `None` for the K and V that an earlier op of the layer writes.
+    /// `None` for shared K/V: an earlier op of the layer writes them.
     pub(crate) k: Option<ValueId>,
     pub(crate) v: Option<ValueId>,
     pub(crate) scale: f64,
@@ -46,7 +46,7 @@ pub(crate) struct Attend {
     pub(crate) selection: Option<ValueId>,
 }
 
-/// What follows the LM head's product: a factor, then the soft-capping.
+/// Post-processing of the logits: multiplication by `scale`, then soft-capping.
 #[derive(Clone, Copy)]
 pub(crate) struct Logits {
     pub(crate) scale: f64,
@@ -180,11 +180,11 @@ impl<'a> Builder<'a> {
 
     pub(crate) fn embed_from(&mut self, name: &str, scale: f64) -> Result<ValueId> {
         let (vocab, hidden) = (self.program.vocab, self.program.hidden);
-        self.embed_wide(name, vocab, hidden, scale)
+        self.embed_table(name, vocab, hidden, scale)
     }
 
-    /// The row of each token in a table of this height and width.
-    pub(crate) fn embed_wide(
+    /// Embedding lookup in a table [height, width].
+    pub(crate) fn embed_table(
         &mut self,
         name: &str,
         height: usize,
@@ -215,7 +215,7 @@ impl<'a> Builder<'a> {
         self.norm_by(x, kind, &format!("{name}.weight"), groups, eps)
     }
 
-    /// RMSNorm over each of `groups` parts without a weight.
+    /// RMSNorm without a weight, over each of `groups` groups of a row.
     pub(crate) fn unweighted_rms(&mut self, x: ValueId, groups: usize, eps: f64) -> Result<ValueId> {
         self.group(x, groups, "num_attention_heads")?;
         let (kind, eps) = (NormKind::Rms, eps as f32);
@@ -223,8 +223,8 @@ impl<'a> Builder<'a> {
         Ok(self.numbers(self.width(x), op))
     }
 
-    /// The same as `norm` with the complete name of the weight. A LayerNorm's bias has the name that
-    /// ends with `bias` instead of `weight`.
+    /// [`Self::norm`] with the complete name of the weight. In the name of a LayerNorm's bias,
+    /// `bias` replaces `weight`.
     pub(crate) fn norm_by(
         &mut self,
         x: ValueId,

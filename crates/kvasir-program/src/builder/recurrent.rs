@@ -1,5 +1,5 @@
-//! Appends recurrent ops: short convolution, gated delta rule, selective scan. Each gets a state of its
-//! own.
+//! Appends recurrent ops (short convolution, gated delta rule, selective scan), each with a new
+//! state.
 
 use crate::builder::Builder;
 use crate::error::{ProgramError, Result};
@@ -42,18 +42,18 @@ impl Builder<'_> {
         StateId(self.program.states.len() as u32 - 1)
     }
 
-    /// The weight of a convolution, `kernel` numbers per channel.
+    /// The weight of a convolution: `kernel` elements per channel.
     pub(crate) fn conv_weight(&mut self, name: &str, channels: usize, kernel: usize) -> Result<WeightId> {
         let squeezed = self.source.layout.ssm_tensors;
         let shape: &[usize] = if squeezed { &[channels, kernel] } else { &[channels, 1, kernel] };
         self.weight(name, shape, Role::Recurrence)
     }
 
-    /// RMSNorm over each of `groups` parts, with a weight per element of the row.
+    /// RMSNorm over each of `groups` groups of a row, with one weight per element of the row.
     pub(crate) fn grouped_rms(&mut self, x: ValueId, name: &str, groups: usize, eps: f64) -> Result<ValueId> {
-        let (width, part) = (self.width(x), self.group(x, groups, "n_groups")?);
+        let (width, group_width) = (self.width(x), self.group(x, groups, "n_groups")?);
         let by_group = self.source.layout.ssm_tensors;
-        let shape: &[usize] = if by_group { &[groups, part] } else { &[width] };
+        let shape: &[usize] = if by_group { &[groups, group_width] } else { &[width] };
         let weight = Some(self.weight(name, shape, Role::Norm)?);
         let (kind, bias, eps) = (NormKind::Rms, None, eps as f32);
         Ok(self.numbers(width, |out| Op::Norm { x, kind, weight, bias, eps, groups, out }))
@@ -62,8 +62,8 @@ impl Builder<'_> {
     /// A causal depthwise convolution over the tokens of a sequence.
     pub(crate) fn short_conv(&mut self, x: ValueId, conv: Convolution) -> ValueId {
         let width = self.width(x);
-        let numbers = width.saturating_mul(conv.kernel - 1);
-        let state = self.state(StateFacts { numbers, tail_numbers: width });
+        let elements = width.saturating_mul(conv.kernel - 1);
+        let state = self.state(StateFacts { elements, tail_elements: width });
         let Convolution { weight, bias, kernel, silu } = conv;
         self.numbers(width, |out| Op::ShortConv { x, weight, bias, kernel, silu, state, out })
     }

@@ -1,5 +1,5 @@
-//! Reads RoPE settings from a config: default, dynamic, linear, proportional, Llama 3, YaRN and LongRoPE
-//! scaling.
+//! Reads RoPE settings from a config: default, dynamic, linear, proportional, Llama 3, YaRN and
+//! LongRoPE scaling.
 //!
 //! Both spellings are understood: `rope_theta` with `rope_scaling` (older), and `rope_parameters`
 //! (newer). Frequencies are computed in f32, as in training. Guarded by `tests/spelling.rs` and
@@ -118,8 +118,7 @@ impl<'a> RopeConfig<'a> {
 
     /// Number of rotated elements of a head (`partial_rotary_factor`).
     pub(crate) fn dims(&self, head_dim: usize, default_share: f64) -> Result<usize> {
-        // The pairs of a proportional rope span the whole head; those that do not turn have
-        // frequency 0.
+        // A proportional rope has pairs over the whole head; unrotated pairs have frequency 0.
         if self.kind()? == "proportional" {
             return Ok(head_dim);
         }

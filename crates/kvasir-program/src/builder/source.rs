@@ -31,15 +31,16 @@ pub struct Layout {
     /// MLA: `kv_b_proj` is split into `k_b_proj` [heads, kv_lora, qk_nope] and `v_b_proj` [heads,
     /// v_head, kv_lora].
     pub split_kv_b: bool,
-    /// Recurrent layers are stored as `ssm_*`: convolutions as [channels, kernel], decay rates as
+    /// Recurrent layers are stored as in GGUF (`ssm_*`): convolutions as [channels, kernel], decay
+    /// rates as
     /// -exp(A_log), norms of Mamba-2 by group.
     pub ssm_tensors: bool,
     /// Value heads of gated delta rules are tiled over the key heads.
     pub tiled_value_heads: bool,
-    /// The factors of activations (Falcon-H1) are part of the weights.
+    /// The multipliers of activations (Falcon-H1) are folded into the weights.
     pub folded_factors: bool,
-    /// Fused gate and up projections of experts and shared MLPs are split, too, under the names that
-    /// other architectures have.
+    /// The fused gate and up projections of experts and shared MLPs are split, and have the tensor
+    /// names of other architectures.
     pub split_feed_forward: bool,
     /// Fused experts are split into `experts.N.{gate,up,down}_proj`, [out, in] each.
     pub split_gate_up: bool,

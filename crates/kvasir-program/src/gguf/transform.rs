@@ -23,10 +23,10 @@ pub enum Transform {
     /// gpt-oss: the interleaved `gate_up_proj` of all experts is split into gate and up; float
     /// experts are transposed to [experts, out, in].
     SplitExperts,
-    /// `gate_up_proj` of all experts, the gate's rows first, is split into gate and up; Granite's shared
-    /// MLP, too.
+    /// A fused gate and up projection, the gate's rows first, is split in two: that of all experts,
+    /// or of Granite's shared MLP.
     SplitGateUp,
-    /// None: hides a transform of a more general name.
+    /// No change. Overrides a transform whose name pattern is more general.
     Identity,
     /// A depthwise convolution [channels, 1, kernel] becomes [channels, kernel].
     SqueezeConvolution,
@@ -42,25 +42,26 @@ pub enum Transform {
         /// The config key of the number of groups.
         groups: &'static str,
     },
-    /// Value heads of a gated delta rule are permuted from `key * ratio + j` to `j * key_heads + key`.
-    TileHeads(HeadOrder),
+    /// Value heads of a gated delta rule are permuted from `key * ratio + j` to `j * key_heads +
+    /// key`.
+    TileHeads(HeadLocation),
     /// Qwen3-Next: rows of q, k, v and z by key head become all q, all k, all v, and a tensor of z.
     SplitKeyHeads,
     /// Falcon-H1: the factors of activations are multiplied into the weights.
     FoldFactors,
 }
 
-/// Where a tensor has the value heads of a gated delta rule.
+/// Where a tensor has the value heads of a gated delta rule: which of its elements are permuted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeadOrder {
+pub enum HeadLocation {
     /// Its rows are value heads.
     Rows,
-    /// Rows of queries and keys precede those of values. A convolution is squeezed, too.
-    BehindKeys,
+    /// Its rows are queries, keys and then value heads. A convolution is squeezed as well.
+    RowsAfterKeys,
     /// Its columns are value heads.
     Columns,
-    /// One decay weight per value head, which becomes a rate.
-    Rates,
+    /// One decay weight per value head, which becomes a rate as in [`Transform::DecayRate`].
+    DecayRates,
 }
 
 /// The tensors that a [`Transform`] applies to.

@@ -1,17 +1,18 @@
-//! [`Grouping`]: the layers of a program, grouped by what they remember of a sequence.
+//! [`Grouping`]: the layers of a program, grouped by what they store of a sequence.
 //!
-//! | group | remembers |
+//! | group | stores |
 //! |---|---|
 //! | full | K and V of every token |
 //! | window | K and V of the last tokens |
 //! | state | one value of fixed size per recurrent layer |
 //!
-//! Group 0 is the full one, even if no layer belongs to it. Windows follow from narrow to wide, then
-//! the state group. A third distinct window joins the next wider one, which it is masked in anyway.
+//! Group 0 is the full group, even if no layer belongs to it. Window groups follow from narrow to
+//! wide, then the state group. At most two windows have groups: layers with a narrower one join the
+//! narrower group, and their mask applies their own window.
 
 use crate::ir::program::Program;
 
-/// What the layers of a group remember.
+/// What the layers of a group store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerGroup {
     /// K and V of every token.
@@ -22,26 +23,26 @@ pub enum LayerGroup {
     State,
 }
 
-/// Whether sliding-window layers have groups of their own.
+/// Whether sliding-window layers form separate groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Windows {
     /// At most [`Grouping::MAX_WINDOWS`] groups.
     Separate,
-    /// They are part of the full group, where their own mask cuts them off.
+    /// None: sliding-window layers belong to the full group, and their mask applies the window.
     Joined,
 }
 
 /// The groups of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grouping {
-    /// What each group remembers.
+    /// What each group stores.
     pub kinds: Vec<LayerGroup>,
     /// The group of each layer that stores K and V, by `LayerId`.
     pub of_layer: Vec<u8>,
     /// The group of the recurrent states, if there are any.
     pub of_state: Option<u8>,
-    /// Elements per slot of each group: of K and V per token, or of the states per sequence.
-    pub slot_numbers: Vec<usize>,
+    /// Elements per slot of each group: K and V of a token, or all states of a sequence.
+    pub slot_elements: Vec<usize>,
 }
 
 impl Grouping {
@@ -50,13 +51,13 @@ impl Grouping {
 }
 
 impl Program {
-    /// Groups the layers by what they remember. Layers with an indexer belong to the full group,
+    /// Groups the layers by what they store. Layers with an indexer belong to the full group,
     /// since it scores all tokens.
     pub fn grouping(&self, windows: Windows) -> Grouping {
         let mut widths = if windows == Windows::Separate { self.windows() } else { Vec::new() };
         widths.sort_unstable();
         widths.dedup();
-        // The narrowest windows join the next wider one.
+        // Only the widest windows have groups; narrower ones join the next wider group.
         let widths = widths.split_off(widths.len().saturating_sub(Grouping::MAX_WINDOWS));
         let mut kinds = vec![LayerGroup::Full];
         kinds.extend(widths.iter().map(|width| LayerGroup::Window(*width)));
@@ -66,16 +67,16 @@ impl Program {
             at.map_or(0, |at| at as u8 + 1)
         });
         let of_layer: Vec<u8> = of_layer.collect();
-        let mut slot_numbers = vec![0; kinds.len()];
+        let mut slot_elements = vec![0; kinds.len()];
         for (group, layer) in of_layer.iter().zip(&self.layers) {
-            slot_numbers[usize::from(*group)] += layer.width();
+            slot_elements[usize::from(*group)] += layer.width();
         }
         let of_state = self.is_recurrent().then_some(kinds.len() as u8);
         if of_state.is_some() {
             kinds.push(LayerGroup::State);
-            slot_numbers.push(self.state_numbers());
+            slot_elements.push(self.state_elements());
         }
-        Grouping { kinds, of_layer, of_state, slot_numbers }
+        Grouping { kinds, of_layer, of_state, slot_elements }
     }
 }
 
@@ -103,7 +104,7 @@ mod tests {
         let grouping = program.grouping(Windows::Separate);
         assert_eq!(grouping.kinds, [LayerGroup::Full, LayerGroup::Window(32), LayerGroup::Window(64)]);
         assert_eq!(grouping.of_layer, [0, 2, 1, 1, 0]);
-        assert_eq!(grouping.slot_numbers, [256, 256, 128]);
+        assert_eq!(grouping.slot_elements, [256, 256, 128]);
         assert_eq!(program.grouping(Windows::Joined).of_layer, [0; 5]);
     }
 
@@ -111,10 +112,10 @@ mod tests {
     fn states_of_all_layers_form_the_last_group() {
         let mut program = program(&[Some(16)]);
         program.states =
-            vec![StateFacts { numbers: 7, tail_numbers: 1 }, StateFacts { numbers: 5, tail_numbers: 1 }];
+            vec![StateFacts { elements: 7, tail_elements: 1 }, StateFacts { elements: 5, tail_elements: 1 }];
         let grouping = program.grouping(Windows::Separate);
         assert_eq!(grouping.kinds, [LayerGroup::Full, LayerGroup::Window(16), LayerGroup::State]);
-        assert_eq!((grouping.of_state, &grouping.slot_numbers[..]), (Some(2), &[0, 128, 12][..]));
+        assert_eq!((grouping.of_state, &grouping.slot_elements[..]), (Some(2), &[0, 128, 12][..]));
         assert_eq!(program.grouping(Windows::Joined).of_state, Some(1));
     }
 }

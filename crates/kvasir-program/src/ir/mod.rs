@@ -1,5 +1,5 @@
-//! The op list and what it names: ops, values, weights, ropes, the KV layout of layers, and recurrent
-//! states.
+//! The op list and what it names: ops, values, weights, ropes, the KV layout of layers, and
+//! recurrent states.
 //!
 //! Plain data. Knows no config and no checkpoint.
 

@@ -1,4 +1,5 @@
-//! Mixtures of experts (MoE): how a token's experts are chosen, and the weights of a layer's experts.
+//! Mixtures of experts (MoE): how a token's experts are chosen, and the weights of a layer's
+//! experts.
 
 use crate::ir::activation::Activation;
 use crate::ir::weight::{Matrices, WeightId};

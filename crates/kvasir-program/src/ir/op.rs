@@ -4,8 +4,8 @@
 //! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only
 //! [`Op::UpdateAndAttend`] and [`Op::SelectKeys`] read other rows, through the KV cache, and
 //! [`Op::ShortConv`], [`Op::GatedDelta`] and [`Op::SelectiveScan`], through recurrent states, and
-//! [`Op::Pool`], those of its own sequence in the step. Shapes are not stored in ops: they follow from
-//! the values and matrices.
+//! [`Op::Pool`], those of its own sequence in the step. Shapes are not stored in ops: they follow
+//! from the values and matrices.
 //!
 //! Backends may fuse ops; the reference semantics are those of `kvasir-plain/src/run.rs`.
 
@@ -107,7 +107,7 @@ pub enum Op {
         /// The kind of norm.
         kind: NormKind,
         /// One weight per element of a group, shared by all groups, or one per element of a row.
-        /// `None` is a weight of one.
+        /// `None` if the norm has no weight.
         weight: Option<WeightId>,
         /// Bias of a LayerNorm.
         bias: Option<WeightId>,
@@ -233,11 +233,11 @@ pub enum Op {
         weight: WeightId,
         /// One bias per element of a row.
         bias: Option<WeightId>,
-        /// Number of tokens that a result depends on.
+        /// Width of the convolution in tokens.
         kernel: usize,
-        /// Whether SiLU follows.
+        /// Whether `act` is SiLU; else it is the identity.
         silu: bool,
-        /// The state that it reads and writes.
+        /// The state that the op reads and writes.
         state: StateId,
         /// Result.
         out: ValueId,
@@ -260,9 +260,9 @@ pub enum Op {
         beta: ValueId,
         /// Heads and decay weights.
         form: DeltaForm,
-        /// The state that it reads and writes.
+        /// The state that the op reads and writes.
         state: StateId,
-        /// Result, one row part per value head.
+        /// Result, one part per value head.
         out: ValueId,
     },
     /// The selective scan of Mamba-2. Per head, with a state S [head_dim, state_dim] that starts at
@@ -280,7 +280,7 @@ pub enum Op {
         dt: ValueId,
         /// Heads and their weights.
         form: ScanForm,
-        /// The state that it reads and writes.
+        /// The state that the op reads and writes.
         state: StateId,
         /// Result.
         out: ValueId,
@@ -302,7 +302,7 @@ pub enum Op {
         x: ValueId,
         /// A constant factor.
         factor: f32,
-        /// A weight of one element that multiplies, too.
+        /// A weight of one element; `None` is 1.
         by: Option<WeightId>,
         /// Result.
         out: ValueId,
@@ -377,7 +377,7 @@ pub enum Op {
         x: ValueId,
         /// The LM head's matrix.
         matrix: Matrix,
-        /// Factor of the logits, before the soft-capping.
+        /// Multiplier of the logits, before the soft-capping.
         scale: f32,
         /// Logit soft-capping: logits l become cap * tanh(l / cap).
         soft_cap: Option<f32>,
@@ -498,7 +498,7 @@ impl Op {
         operands!(self, as_ref).into_iter().flatten().copied()
     }
 
-    /// The recurrent state that it reads and writes.
+    /// The recurrent state that the op reads and writes.
     pub fn state(&self) -> Option<StateId> {
         match self {
             Self::ShortConv { state, .. }

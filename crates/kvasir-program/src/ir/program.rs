@@ -216,7 +216,7 @@ impl Program {
         self.layers.iter().map(LayerFacts::width).sum()
     }
 
-    /// Whether it has recurrent layers, whose states depend on all earlier tokens.
+    /// Whether the program has recurrent layers, whose states depend on all earlier tokens.
     pub fn is_recurrent(&self) -> bool {
         !self.states.is_empty()
     }
@@ -231,9 +231,9 @@ impl Program {
         }
     }
 
-    /// f32 numbers of all recurrent states of a sequence.
-    pub fn state_numbers(&self) -> usize {
-        self.states.iter().fold(0, |sum, state| state.numbers.saturating_add(sum))
+    /// f32 elements of all recurrent states of a sequence.
+    pub fn state_elements(&self) -> usize {
+        self.states.iter().fold(0, |sum, state| state.elements.saturating_add(sum))
     }
 
     /// A salt for prefix caching: sequences with different salts must not share KV, because

@@ -1,7 +1,8 @@
-//! Recurrent layers: what their states hold, and the heads of their recurrences.
+//! Recurrent layers: the sizes of their states, and the heads and weights of their recurrences.
 //!
 //! A state is a value of fixed size per sequence, whatever the sequence's length. It holds f32
-//! numbers: the last inputs of a convolution in order of position, or a matrix per head, row-major.
+//! elements: the last inputs of a convolution in order of position, or a matrix per head,
+//! row-major.
 
 use crate::ir::weight::WeightId;
 use serde::{Deserialize, Serialize};
@@ -13,11 +14,11 @@ pub struct StateId(pub u32);
 /// The size of one recurrent state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateFacts {
-    /// f32 numbers per sequence.
-    pub numbers: usize,
-    /// f32 numbers per draft row: the inputs from which the recurrence is repeated for accepted
-    /// drafts.
-    pub tail_numbers: usize,
+    /// f32 elements per sequence.
+    pub elements: usize,
+    /// f32 elements per draft token: the inputs from which the recurrence is replayed over the
+    /// accepted draft tokens.
+    pub tail_elements: usize,
 }
 
 /// The key head that a value head belongs to.
@@ -80,16 +81,16 @@ impl DeltaForm {
         }
     }
 
-    /// Multiply-adds per token: the state is decayed, read, updated and read again.
+    /// Multiply-adds per token: decay, `kᵀ S`, update and `qᵀ S`, each over the whole state.
     pub fn multiply_adds(&self) -> usize {
-        self.state().numbers.saturating_mul(4)
+        self.state().elements.saturating_mul(4)
     }
 
-    /// Its state: a matrix [key_dim, value_dim] per value head. Draft rows keep k, v, g and β.
+    /// The state: a matrix [key_dim, value_dim] per value head. The tail keeps k, v, g and β.
     pub fn state(&self) -> StateFacts {
         StateFacts {
-            numbers: (self.value_heads * self.key_dim).saturating_mul(self.value_dim),
-            tail_numbers: self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2),
+            elements: (self.value_heads * self.key_dim).saturating_mul(self.value_dim),
+            tail_elements: self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2),
         }
     }
 }
@@ -113,8 +114,17 @@ pub struct ScanForm {
     pub dt_bias: WeightId,
     /// Skip weight D of each head.
     pub skip: WeightId,
-    /// Bounds of the time step; `None` is unbounded.
-    pub dt_limits: (f32, Option<f32>),
+    /// Bounds of the time step.
+    pub dt_limits: TimeStepLimits,
+}
+
+/// Bounds that time steps are clamped to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TimeStepLimits {
+    /// Lower bound.
+    pub min: f32,
+    /// Upper bound; `None` is unbounded.
+    pub max: Option<f32>,
 }
 
 impl ScanForm {
@@ -123,16 +133,16 @@ impl ScanForm {
         head / (self.heads / self.groups.max(1)).max(1)
     }
 
-    /// Multiply-adds per token: the state is decayed, updated and read.
+    /// Multiply-adds per token: decay, update and `S C`, each over the whole state.
     pub fn multiply_adds(&self) -> usize {
-        self.state().numbers.saturating_mul(3)
+        self.state().elements.saturating_mul(3)
     }
 
-    /// Its state: a matrix [state_dim, head_dim] per head. Draft rows keep x, B and dt.
+    /// The state: a matrix [state_dim, head_dim] per head. The tail keeps x, B and dt.
     pub fn state(&self) -> StateFacts {
         StateFacts {
-            numbers: (self.heads * self.head_dim).saturating_mul(self.state_dim),
-            tail_numbers: self.heads * (self.head_dim + 1) + self.groups * self.state_dim,
+            elements: (self.heads * self.head_dim).saturating_mul(self.state_dim),
+            tail_elements: self.heads * (self.head_dim + 1) + self.groups * self.state_dim,
         }
     }
 }

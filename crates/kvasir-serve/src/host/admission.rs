@@ -36,18 +36,18 @@ impl Default for AdmissionLimits {
 }
 
 impl AdmissionLimits {
-    /// How many requests of at most `tokens` tokens a key may have open at once, if no other key has
-    /// any.
+    /// Maximum number of open requests of a key, each of at most `tokens` tokens, if no other key
+    /// has open requests.
     pub(crate) fn at_once(&self, key: u64, tokens: u64) -> usize {
         let by_tokens = usize::try_from(self.tokens / tokens.max(1)).unwrap_or(usize::MAX);
         let all = self.answers.min(by_tokens);
-        let limit = if self.shares_with(key) { (all / 4 * 3).max(1) } else { all };
+        let limit = if self.has_threshold(key) { (all / 4 * 3).max(1) } else { all };
         limit.min(self.answers_per_key)
     }
 
-    /// Whether dynamic thresholds limit this key. Key 0 stands for all clients of a server without
-    /// API keys.
-    fn shares_with(&self, key: u64) -> bool {
+    /// Whether a dynamic threshold limits this key. Key 0 stands for all clients of a server
+    /// without API keys and has none.
+    fn has_threshold(&self, key: u64) -> bool {
         self.key_shares && key != 0
     }
 
@@ -172,7 +172,7 @@ impl Clients {
             );
             return Err((Rejected::TokensWaiting, why));
         }
-        let is_limited = limits.shares_with(key) && own.answers > 0;
+        let is_limited = limits.has_threshold(key) && own.answers > 0;
         let is_above_threshold =
             |held: u64, free: u64| is_limited && held > THRESHOLD_FACTOR.saturating_mul(free);
         let free = limits.answers - self.by_tag.len() - n;

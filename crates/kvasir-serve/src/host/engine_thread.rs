@@ -1,11 +1,11 @@
 //! Runs the engine on its own thread and connects it to HTTP handlers: an inbox of messages in, a
 //! token stream per answer out.
 //!
-//! Invariants: `submit` admits all answers of a request or none. Dropping a `TokenStream`
-//! before its end aborts the request. Backpressure: the backlog of a client that does not read is
-//! bounded by its own token limit and by the budget of streams: beyond it, the client's connection is
-//! cut. The engine's thread never touches JSON, text or sockets. When that
-//! thread ends, also by a panic, `exit` says why and every open answer and session operation fails.
+//! Invariants: `submit` admits all answers of a request or none. Dropping a `TokenStream` before
+//! its end aborts the request. Backpressure: the backlog of a client that does not read is bounded
+//! by its own token limit and by the budget of streams: beyond it, the client's connection is cut.
+//! The engine's thread never touches JSON, text or sockets. When that thread ends, also by a panic,
+//! `exit` says why and every open answer and session operation fails.
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
@@ -137,8 +137,8 @@ impl Host {
             let mut delivery = Delivery::new(metrics, reports);
             let serve = || {
                 engine.serve_inbox(messages, &mut |outbox| {
-                    // Sessions first: a client that sees the end of its answer must find the retained
-                    // state.
+                    // Sessions first: a client that sees the end of its answer must find the
+                    // retained state.
                     retained.record(outbox);
                     delivery.deliver(&clients, outbox);
                 })
@@ -152,7 +152,7 @@ impl Host {
         Ok(host)
     }
 
-    /// How many requests of at most `tokens` tokens the admission limits allow a key at once.
+    /// Maximum number of open requests of a key, each of at most `tokens` tokens.
     pub(crate) fn at_once(&self, key: u64, tokens: u64) -> usize {
         self.limits.at_once(key, tokens)
     }
@@ -337,8 +337,9 @@ impl Host {
         let _ = self.send_message(Message::EndSession(session));
     }
 
-    /// Adds K/V blocks to the prefix cache of an engine in this process, before it handles requests
-    /// that are submitted later. Whether it stored them, a hit of such a request tells.
+    /// Imports K/V blocks into the prefix cache of an engine in this process, before it handles
+    /// requests that are submitted later. No reply: the prefix hit of a later request shows whether
+    /// they are stored.
     pub(crate) fn import_kv(&self, import: KvImport) -> Result<(), ApiError> {
         self.send_message(Message::Import(Box::new(import)))
     }
@@ -348,7 +349,7 @@ impl Host {
     }
 }
 
-/// What records the progress of an engine, and the outcome of its requests.
+/// Observers of the engine and of its requests.
 struct Observers {
     metrics: Arc<Metrics>,
     reports: Arc<Reports>,
@@ -420,7 +421,7 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// The tag of its request.
+    /// The tag of the request, which K/V exports carry.
     pub(crate) fn tag(&self) -> u64 {
         self.tag
     }

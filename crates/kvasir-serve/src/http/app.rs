@@ -73,7 +73,7 @@ pub struct ClientRules {
     pub scoring: Scoring,
     /// Fetches models for `/api/pull`; `None` refuses to.
     pub fetch_model: Option<FetchModel>,
-    /// Files of saved slots; `None` saves none.
+    /// Saves and restores slots; `None` refuses to.
     pub slot_files: Option<SlotFiles>,
 }
 

@@ -2,8 +2,9 @@
 //! Anthropic-compatible APIs.
 //!
 //! In reading order: `transport` (listener, TLS), `access` (keys, origins, hosts), `app` (shared
-//! state) with `rank_config`, `submission`, `erasures`, `model_names`, `model_fetcher`, `session_turns`,
-//! `slot_files` and `slot_transfer`, `body`, `query`, `answers` (from tokens to increments), `api` (one file per endpoint),
+//! state) with `rank_config`, `submission`, `erasures`, `model_names`, `model_fetcher`,
+//! `session_turns`, `slot_files` and `slot_transfer`, `body`, `query`, `answers` (from tokens to
+//! increments), `api` (one file per endpoint),
 //! `middleware`, `router` with `missing_route`, `connections`, `loading`, `server`. Each handler
 //! parses and validates its body, submits an engine request, drops the body, and then writes the
 //! response as JSON or SSE.

@@ -1,9 +1,11 @@
 //! Saves and restores llama.cpp's slots: the tokens of a slot with their K/V.
 //!
-//! - *Save*: requests with the slot's tokens as prompt, which compute what is no longer cached,
-//!   export the blocks of a chunk each. So a chunk at most is in memory.
-//! - *Restore*: the whole file is verified first. Its chunks are then imported into the prefix
-//!   cache under the salt of the caller's key, and a request behind each confirms that it is cached.
+//! - *Save*: submits one request per chunk, whose prompt are the slot's tokens up to the end of the
+//!   chunk. It recomputes evicted K/V and exports the blocks of its chunk, so at most one chunk is
+//!   in memory.
+//! - *Restore*: verifies the whole file, then imports its chunks into the prefix cache under the
+//!   salt of the caller's key. The cache hit of a request after each import confirms that it is
+//!   stored.
 //!
 //! One slot is saved or restored at a time.
 
@@ -14,7 +16,7 @@ use crate::host::errors::{failure, stopped};
 use crate::host::request_output::RequestOutput;
 use crate::http::access::rate_limits::Charge;
 use crate::http::app::App;
-use crate::http::slot_files::{Output, SlotFiles, open, unusable};
+use crate::http::slot_files::{SlotFileWriter, SlotFiles, open_verified, restore_error};
 use crate::request::body::Body;
 use crate::request::sampling::SamplingFields;
 use crate::session::slots::{SlotContent, SlotRecorder};
@@ -23,62 +25,65 @@ use kvasir_kv::Token;
 use std::{ops::Range, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{task::spawn_blocking, time::sleep};
 
-/// Tokens that a request needs behind its prompt, so that it runs when its last block is exported.
-const BEHIND: u32 = 2;
-/// Time for exports of a request that has ended.
+/// Minimum output tokens of an exporting request: it must still run when its last block is
+/// exported.
+const MIN_OUTPUT_TOKENS: u32 = 2;
+/// Maximum time between the end of a request and the arrival of its exports.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Tokens with K/V, and bytes, of a file that was saved or restored.
+/// Size of a file that was saved or restored.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Transferred {
+pub(crate) struct TransferSize {
+    /// Tokens with K/V.
     pub(crate) tokens: u32,
+    /// Length of the file in bytes.
     pub(crate) bytes: u64,
 }
 
-/// Saves the content of a slot.
+/// Saves the content of a slot to a file.
 pub(super) async fn save(
     files: &SlotFiles,
     app: &Arc<App>,
     key: u64,
     content: SlotContent,
     path: PathBuf,
-) -> Result<Transferred, ApiError> {
-    let _turn = files.turn.lock().await;
+) -> Result<TransferSize, ApiError> {
+    let _guard = files.transfer_lock.lock().await;
     let SlotContent { tokens, final_len } = content;
-    let with_rows = (tokens.len() as u32).min(final_len.saturating_sub(BEHIND));
+    let exportable = (tokens.len() as u32).min(final_len.saturating_sub(MIN_OUTPUT_TOKENS));
     let block_size = files.exports.block_size;
     let header = KvFileHeader {
-        model: files.model,
+        kv_fingerprint: files.kv_fingerprint,
         layout: files.exports.layout.clone(),
         block_size,
         final_len,
         prefix_salt: (app.model.facts.prefix_salt)(final_len),
         tokens: tokens.to_vec(),
-        rows: with_rows / block_size * block_size,
+        row_count: exportable / block_size * block_size,
     };
-    charge(app, key, header.rows)?;
-    let (rows, chunks) = (header.rows, header.chunks());
-    let mut output = blocking(move || Output::create(&path, &header)).await?;
+    charge_tokens(app, key, header.row_count)?;
+    let (saved_tokens, chunks) = (header.row_count, header.chunks());
+    let mut output = run_blocking(move || SlotFileWriter::create(&path, &header)).await?;
     for chunk in chunks {
-        output = export(files, app, key, &tokens, final_len, chunk, output).await?;
+        output = export_chunk(files, app, key, &tokens, final_len, chunk, output).await?;
     }
-    let bytes = blocking(move || output.finish()).await?;
-    Ok(Transferred { tokens: rows, bytes })
+    let bytes = run_blocking(move || output.finish()).await?;
+    Ok(TransferSize { tokens: saved_tokens, bytes })
 }
 
-/// Computes what is not cached of the tokens up to the end of a chunk, and writes its rows.
-async fn export(
+/// Exports the rows of a chunk to the file. Recomputes K/V that is no longer cached.
+async fn export_chunk(
     files: &SlotFiles,
     app: &Arc<App>,
     key: u64,
     tokens: &[Token],
     final_len: u32,
     chunk: Range<u32>,
-    mut output: Output,
-) -> Result<Output, ApiError> {
+    mut output: SlotFileWriter,
+) -> Result<SlotFileWriter, ApiError> {
     let mut submission = slot_request(app, key, tokens[..chunk.end as usize].to_vec(), final_len)?;
     submission.request.params.hand_off = Some(chunk.start);
-    let mut exports = files.exports.receive();
+    let mut exports = files.exports.subscribe();
     let mut stream = app.host.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
     let (mut received, mut written, mut ended) = (RequestOutput::default(), chunk.start, false);
     while written < chunk.end {
@@ -95,69 +100,69 @@ async fn export(
             }
             () = sleep(EXPORT_TIMEOUT), if ended => None,
         };
-        let export = export.ok_or_else(|| ApiError::failed("the engine has exported no K and V"))?;
+        let export = export.ok_or_else(|| ApiError::failed("the engine exported no K and V"))?;
         if export.tag != stream.tag() || export.tokens == 0 {
             continue;
         }
         if export.start != written {
-            return Err(ApiError::failed("the engine has exported K and V in another order"));
+            return Err(ApiError::failed("the engine exported K and V out of order"));
         }
         written += export.tokens;
-        output = blocking(move || output.write(&export.rows)).await?;
+        output = run_blocking(move || output.write(&export.rows)).await?;
     }
     Ok(output)
 }
 
-/// Restores the content of a slot. A file that does not fit changes nothing.
+/// Restores the content of a slot from a file. Changes nothing if the file is refused.
 pub(super) async fn restore(
     files: &SlotFiles,
     app: &Arc<App>,
     key: u64,
     path: PathBuf,
-) -> Result<(SlotContent, Transferred), ApiError> {
-    let _turn = files.turn.lock().await;
-    let (model, exports) = (files.model, files.exports.clone());
-    let mut file = blocking(move || open(&path, model, &exports)).await?;
+) -> Result<(SlotContent, TransferSize), ApiError> {
+    let _guard = files.transfer_lock.lock().await;
+    let (kv_fingerprint, exports) = (files.kv_fingerprint, files.exports.clone());
+    let mut file = run_blocking(move || open_verified(&path, kv_fingerprint, &exports)).await?;
     let header = file.header().clone();
-    check_content(app, &header)?;
-    charge(app, key, header.rows)?;
+    check_fits_model(app, &header)?;
+    charge_tokens(app, key, header.row_count)?;
     let salt = app.prefix_salt(key, None, header.final_len);
     for chunk in header.chunks() {
         let rows;
         let part = chunk.clone();
-        (file, rows) = blocking(move || {
+        (file, rows) = run_blocking(move || {
             let mut rows = Vec::new();
-            file.read(&part, &mut rows).map_err(unusable)?;
+            file.read_chunk(&part, &mut rows).map_err(restore_error)?;
             Ok((file, rows))
         })
         .await?;
         let tokens = header.tokens[..chunk.end as usize].to_vec();
         app.host.import_kv(KvImport { salt, tokens, start: chunk.start, rows })?;
-        // A lookup excludes the last token.
+        // A prefix lookup excludes the last token of the prompt.
         let mut prompt = header.tokens[..chunk.end as usize].to_vec();
         prompt.push(header.tokens.get(chunk.end as usize).copied().unwrap_or_default());
-        if cached(app, key, prompt, header.final_len).await? < chunk.end {
+        if cached_tokens(app, key, prompt, header.final_len).await? < chunk.end {
             return Err(ApiError::unavailable(format!(
-                "the KV cache has no room for the {} tokens of the file now",
-                header.rows
+                "the KV cache has no room for the {} tokens of the file at the moment",
+                header.row_count
             )));
         }
     }
-    let transferred = Transferred { tokens: header.rows, bytes: file.bytes() };
-    Ok((SlotContent { tokens: header.tokens.into(), final_len: header.final_len }, transferred))
+    let size = TransferSize { tokens: header.row_count, bytes: file.bytes() };
+    Ok((SlotContent { tokens: header.tokens.into(), final_len: header.final_len }, size))
 }
 
 impl App {
-    /// Number of slots of a key: how many requests of it may run at once.
+    /// Number of slots of a key: the maximum of its concurrent requests.
     pub(super) fn slot_count(&self, key: u64) -> u32 {
         let engines = self.host.replicas().map_or(1, |replicas| replicas.status().len());
         let running = (self.live.ranks.max_num_seqs as usize).saturating_mul(engines);
         u32::try_from(self.host.at_once(key, 1).min(running)).unwrap_or(u32::MAX)
     }
 
-    /// The slot that records a request, where slots can be saved. Requests with a `cache_salt` are
-    /// recorded in none: a file has no salt.
-    pub(super) fn begin_in_slot(
+    /// Assigns a request to a slot, which records its tokens. `None` if slots cannot be saved, if
+    /// none is idle, or for a request with a `cache_salt`, because a file has no salt.
+    pub(super) fn assign_slot(
         &self,
         fields: &SamplingFields,
         request: &Request,
@@ -178,23 +183,23 @@ impl App {
         }
         let final_len = (request.prompt.len() as u32).saturating_add(request.params.max_tokens);
         let final_len = final_len.min(self.model.facts.max_len);
-        Ok(self.slots.begin(key, fields.slot, count, &request.prompt, final_len))
+        Ok(self.slots.assign(key, fields.slot, count, &request.prompt, final_len))
     }
 }
 
-/// Runs file operations outside of the async runtime.
-async fn blocking<T: Send + 'static>(
+/// Runs blocking file operations outside of the async runtime.
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    spawn_blocking(work).await.map_err(|_| ApiError::failed("the operation on the file has failed"))?
+    spawn_blocking(work).await.map_err(|_| ApiError::failed("the file operation failed"))?
 }
 
-/// Charges the tokens of a file like those of a prompt.
-fn charge(app: &App, key: u64, tokens: u32) -> Result<(), ApiError> {
+/// Charges the tokens of a file to the key's rate limit, like those of a prompt.
+fn charge_tokens(app: &App, key: u64, tokens: u32) -> Result<(), ApiError> {
     app.access.charge(key, Charge { requests: 0, tokens: tokens.into() }, app.host.metrics())
 }
 
-/// A request whose K/V has the salt and the RoPE of a sequence with this final length.
+/// A request for `prompt` whose K/V has the salt and the RoPE of a sequence of `final_len` tokens.
 fn slot_request(app: &App, key: u64, prompt: Vec<Token>, final_len: u32) -> Result<Submission, ApiError> {
     let facts = &app.model.facts;
     let mut fields = SamplingFields::read(&Body::default().reader(), &facts.sampling, facts.vocab)?;
@@ -207,8 +212,13 @@ fn slot_request(app: &App, key: u64, prompt: Vec<Token>, final_len: u32) -> Resu
     Ok(submission)
 }
 
-/// How many tokens of a prompt are cached when its request is admitted. Computes nothing more.
-async fn cached(app: &Arc<App>, key: u64, prompt: Vec<Token>, final_len: u32) -> Result<u32, ApiError> {
+/// Number of cached tokens of a prompt, from the admission of a request that is then aborted.
+async fn cached_tokens(
+    app: &Arc<App>,
+    key: u64,
+    prompt: Vec<Token>,
+    final_len: u32,
+) -> Result<u32, ApiError> {
     let submission = slot_request(app, key, prompt, final_len)?;
     let mut stream = app.host.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
     let mut output = RequestOutput::default();
@@ -223,22 +233,24 @@ async fn cached(app: &Arc<App>, key: u64, prompt: Vec<Token>, final_len: u32) ->
     }
 }
 
-/// Refuses tokens that this server cannot continue.
-fn check_content(app: &App, header: &KvFileHeader) -> Result<(), ApiError> {
+/// Checks that this server can continue the tokens of a file: context length, vocabulary, prefix
+/// salt.
+fn check_fits_model(app: &App, header: &KvFileHeader) -> Result<(), ApiError> {
     let facts = &app.model.facts;
     let len = header.tokens.len();
     if len > facts.max_len as usize || header.final_len > facts.max_len {
         let why = format!(
-            "the file is of a context of {} tokens, and that of this server has {}",
+            "the file needs a context of {} tokens, and this server's has {}",
             header.final_len, facts.max_len
         );
         return Err(ApiError::param("filename", why));
     }
-    let fits = header.rows.saturating_add(BEHIND) <= header.final_len || header.rows == 0;
+    let fits =
+        header.row_count.saturating_add(MIN_OUTPUT_TOKENS) <= header.final_len || header.row_count == 0;
     let is_known = header.tokens.iter().all(|token| *token < facts.vocab);
     if fits && is_known && header.prefix_salt == (facts.prefix_salt)(header.final_len) {
         Ok(())
     } else {
-        Err(unusable(KvFileError::OtherModel))
+        Err(restore_error(KvFileError::ModelMismatch))
     }
 }

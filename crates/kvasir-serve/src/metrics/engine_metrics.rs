@@ -38,8 +38,8 @@ pub struct EngineMetrics {
     pub(super) dummy_steps: Counter,
     pub(super) step_time: Histogram,
     pub(super) step_tokens: Histogram,
-    /// Sequences in steps.
-    pub(super) rows: Counter,
+    /// Batch rows of all steps.
+    pub(super) step_rows: Counter,
     pub(super) prefix_queries: Counter,
     pub(super) prefix_hits: Counter,
     pub(super) computed_tokens: Counter,
@@ -72,7 +72,7 @@ impl Default for EngineMetrics {
             dummy_steps: Counter::default(),
             step_time: Histogram::new(TOKEN_BUCKETS, NANOS_PER_SECOND),
             step_tokens: Histogram::new(COUNT_BUCKETS, 1.0),
-            rows: Counter::default(),
+            step_rows: Counter::default(),
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
             computed_tokens: Counter::default(),
@@ -141,7 +141,8 @@ impl EngineMetrics {
     fn cells(&self) -> impl Iterator<Item = (Aggregation, &AtomicU64)> {
         let levels = [&self.running, &self.waiting, &self.capacity, &self.slots_held, &self.slots_cached];
         let levels = levels.into_iter().chain([&self.slots_retained]).map(Gauge::cell);
-        let counters = [&self.steps, &self.failed_steps, &self.rows, &self.prefix_queries, &self.prefix_hits];
+        let counters =
+            [&self.steps, &self.failed_steps, &self.step_rows, &self.prefix_queries, &self.prefix_hits];
         let more = [&self.computed_tokens, &self.generation_tokens, &self.preemptions, &self.padding];
         let counters = counters.into_iter().chain(more).chain([&self.dummy_steps]).chain(&self.deferred);
         let counters = counters.map(Counter::cell);
@@ -196,7 +197,7 @@ impl EngineMetrics {
         let record = core.record();
         self.update_gauges(core);
         self.steps.add(1);
-        self.rows.add(step.batch.rows.len() as u64);
+        self.step_rows.add(step.batch.rows.len() as u64);
         self.preemptions.add(record.preempted.len() as u64);
         self.pauses.set(record.rectangle.pause_events);
         self.resumes.set(record.rectangle.resume_events);

@@ -1,11 +1,11 @@
-//! Families of llama.cpp's server, for dashboards made for it. They have no labels.
+//! Metric families under the names of llama.cpp's server, without labels, for its dashboards.
 
 use crate::metrics::Metrics;
 use std::fmt::Write;
 
 impl Metrics {
-    /// All families in Prometheus' text format. Those of llama.cpp that are maximums are counters
-    /// there, too.
+    /// All families in Prometheus' text format. `n_tokens_max` is a maximum, but has the type
+    /// `counter`, as in llama.cpp.
     pub(super) fn llama_cpp_families(&self) -> String {
         let (engine, mut text) = (&self.engine, String::new());
         let mut family = |kind: &str, name: &str, help: &str, value: f64| {
@@ -34,7 +34,7 @@ impl Metrics {
                 decode,
             ),
             ("n_decode_total", "Engine steps.", steps as f64),
-            ("n_tokens_max", "Tokens of the longest sequence.", self.longest.get() as f64),
+            ("n_tokens_max", "Tokens of the longest sequence.", self.longest_sequence.get() as f64),
             (
                 "spec_decode_num_draft_tokens_total",
                 "Draft tokens verified.",
@@ -45,13 +45,13 @@ impl Metrics {
         ] {
             family("counter", name, help, value);
         }
-        let per_step = engine.rows.get() as f64 / steps.max(1) as f64;
+        let rows_per_step = engine.step_rows.get() as f64 / steps.max(1) as f64;
         for (name, help, value) in [
             ("prompt_tokens_seconds", "Computed prompt tokens per second.", rate(computed, prefill)),
             ("predicted_tokens_seconds", "Generated tokens per second.", rate(generated, decode)),
             ("requests_processing", "Running requests.", engine.running.get() as f64),
             ("requests_deferred", "Requests in the queue.", engine.waiting.get() as f64),
-            ("n_busy_slots_per_decode", "Sequences per engine step.", per_step),
+            ("n_busy_slots_per_decode", "Sequences per engine step.", rows_per_step),
         ] {
             family("gauge", name, help, value);
         }

@@ -31,8 +31,8 @@ pub struct Metrics {
     /// Metrics by replica, if engines run in other processes.
     pub(crate) replicas: Option<ReplicaMetrics>,
     prompt_tokens: Counter,
-    /// Tokens of the longest sequence.
-    longest: Gauge,
+    /// Tokens of the longest finished sequence.
+    longest_sequence: Gauge,
     finished: [Counter; FINISHED.len()],
     rejected: [Counter; REJECTED.len()],
     ttft: Histogram,
@@ -74,7 +74,7 @@ impl Default for Metrics {
             engine: Arc::default(),
             replicas: None,
             prompt_tokens: Counter::default(),
-            longest: Gauge::default(),
+            longest_sequence: Gauge::default(),
             finished: Default::default(),
             rejected: Default::default(),
             ttft: long(),
@@ -186,6 +186,6 @@ impl Metrics {
         self.prompts.observe(summary.prompt.into());
         self.answers.observe(summary.outputs.into());
         self.prompt_tokens.add(summary.prompt.into());
-        self.longest.raise(u64::from(summary.prompt) + u64::from(summary.outputs));
+        self.longest_sequence.set_max(u64::from(summary.prompt) + u64::from(summary.outputs));
     }
 }

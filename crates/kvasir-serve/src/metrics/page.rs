@@ -3,7 +3,7 @@
 //! The gauges that the schedulers of llm-d and of the Gateway API inference extension read are also
 //! exported under vLLM's names, because these schedulers treat a pod without an engine label as
 //! vLLM. They read the first sample of a family, so each of these gauges has one sample, summed
-//! over all replicas. With `--metrics-alias llama.cpp`, the families of its server follow.
+//! over all replicas. With `--metrics-alias llama.cpp`, the families of llama.cpp's server follow.
 
 use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;

@@ -34,8 +34,8 @@ impl Gauge {
         self.0.store(n, Ordering::Relaxed);
     }
 
-    /// Sets it to `n` if it is lower.
-    pub(crate) fn raise(&self, n: u64) {
+    /// Sets it to the maximum of its value and `n`.
+    pub(crate) fn set_max(&self, n: u64) {
         self.0.fetch_max(n, Ordering::Relaxed);
     }
 

@@ -41,7 +41,7 @@ pub struct Card {
     pub bytes: u64,
     /// When its file was written.
     pub modified: SystemTime,
-    /// Name of its file or folder.
+    /// Name of the model's file or folder.
     pub file: String,
 }
 

@@ -9,9 +9,9 @@ import { link } from "/page/link.js";
 
 const PATH = "/v1/responses";
 const RETRY = 2000; // ms between reconnections
-const MOST_EMPTY = 5; // connections in a row without an event, after which the answer counts as lost
-const MOST_BUSY = 300; // error responses in a row (10 minutes) of a server that is loading or busy
-const MOST_FAILED = 15; // error responses in a row (30 seconds) of a server that fails
+const MAX_EMPTY = 5; // connections in a row without an event, after which the answer counts as lost
+const MAX_BUSY = 300; // consecutive responses with 429 or 503 (10 minutes), after which reconnecting stops
+const MAX_FAILED = 15; // consecutive responses with other errors (30 seconds), after which reconnecting stops
 const FINAL_EVENTS = ["response.completed", "response.incomplete", "response.failed", "response.cancelled"];
 
 /** The server no longer stores the response. */
@@ -21,10 +21,10 @@ export class ResponseGone extends Error {
   }
 }
 
-/** The server answers every reconnection with an error. */
-export class ServerFails extends Error {
+/** Too many reconnections in a row got an error response. */
+export class ServerUnavailable extends Error {
   constructor(status) {
-    super(`The server has answered with status ${status} again and again, so the page no longer asks for the rest. The text received so far is kept.`);
+    super(`The server has answered every reconnection with status ${status}, so the page has stopped reconnecting. The text received so far is kept.`);
   }
 }
 
@@ -54,7 +54,7 @@ function watchLink(connection, place) {
 
 /** The events of a response; reconnects as needed. */
 async function* connected(body, place, signal) {
-  for (let empty = 0, failures = 0; ; ) {
+  for (let empty = 0, budgetSpent = 0; ; ) {
     const connection = new AbortController(), unwatch = watchLink(connection, place);
     const abort = () => connection.abort(signal.reason);
     signal.addEventListener("abort", abort);
@@ -74,11 +74,11 @@ async function* connected(body, place, signal) {
       if (error.status === 404) throw new ResponseGone();
       if (!isTransient(error)) throw error;
       const isBusy = error.status === 429 || error.status === 503;
-      failures = count || !error.status ? 0 : failures + (isBusy ? 1 / MOST_BUSY : 1 / MOST_FAILED);
-      // The sum of `MOST_BUSY` parts may be below 1 by rounding.
-      if (failures > 1 - 1e-6) throw new ServerFails(error.status);
+      budgetSpent = count || !error.status ? 0 : budgetSpent + (isBusy ? 1 / MAX_BUSY : 1 / MAX_FAILED);
+      // The sum of `MAX_BUSY` fractions may be slightly below 1.
+      if (budgetSpent > 1 - 1e-6) throw new ServerUnavailable(error.status);
       empty = count || !link.up || error.status ? 0 : empty + 1;
-      if (empty === MOST_EMPTY) throw new ResponseGone();
+      if (empty === MAX_EMPTY) throw new ResponseGone();
     } finally {
       unwatch();
       signal.removeEventListener("abort", abort);

@@ -62,7 +62,7 @@ pub struct SamplingFields {
     pub prompt_logprobs: Option<u32>,
     /// Isolates its prefix cache entries from other requests'.
     pub cache_salt: Option<String>,
-    /// The slot to run in (`id_slot`); `None` lets the server choose.
+    /// Number of the slot that records the request (`id_slot`); `None` lets the server choose.
     pub slot: Option<u32>,
     /// The only ids that may be sampled; empty allows all.
     pub allowed_token_ids: Vec<u32>,

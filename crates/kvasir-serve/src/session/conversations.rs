@@ -163,8 +163,8 @@ impl Conversations {
         Ok(())
     }
 
-    /// Drops other conversations until `kept` fits the limits. Refuses it before any is dropped where
-    /// that frees too little, because stored responses share their items.
+    /// Drops other conversations until `kept` fits the limits. Fails without dropping any if that
+    /// would free too little: stored responses may share their items.
     fn make_room(&self, by_id: &mut ById, owner: u64, kept: &str) -> Result<(), ApiError> {
         let others = by_id.iter().filter(|(id, _)| *id != kept);
         let reclaimable = others.map(|(_, other)| other.overhead.bytes() + other.items.reclaimable_bytes());

@@ -85,10 +85,10 @@ impl Conversation {
     /// Bytes of the list of segments per segment.
     pub(super) const LIST_ENTRY: usize = size_of::<Arc<Segment>>();
 
-    /// Bytes that dropping it frees: those of segments that no clone shares.
+    /// Bytes that dropping the conversation frees: those of segments without another owner.
     pub(super) fn reclaimable_bytes(&self) -> usize {
-        let own = self.0.iter().filter(|segment| Arc::strong_count(segment) == 1);
-        own.map(|segment| segment.bytes.bytes()).sum()
+        let unshared = self.0.iter().filter(|segment| Arc::strong_count(segment) == 1);
+        unshared.map(|segment| segment.bytes.bytes()).sum()
     }
 
     /// Appends a segment.

@@ -1,28 +1,30 @@
-//! llama.cpp's slots: places for concurrent requests, each with the tokens of its last request.
+//! llama.cpp's slots: numbered concurrent requests of an API key, each with the tokens of its last
+//! request.
 //!
-//! Slots own no K/V, which the prefix cache finds by its tokens. They exist where they can be saved
-//! to files. Each API key has slots of its own. A request without a slot gets the idle one with the
-//! longest common prefix, else an unused one, else the least recently used one.
+//! Slots own no K/V: the prefix cache finds K/V by tokens. They are recorded only if they can be
+//! saved to files. A request that names no slot gets the idle slot with the longest common prefix,
+//! else an unused slot, else the least recently used idle slot.
 
 use crate::host::lock::{Mutex, locked};
 use kvasir_kv::Token;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Maximum tokens of all slots: beyond it, the least recently used idle slots become empty.
+/// Maximum tokens of all slots. Beyond it, the least recently used idle slots are emptied.
 const MAX_TOKENS: usize = 1 << 24;
-/// A prompt is assigned to a slot that has at least one of this many of its tokens.
-const SIMILAR: usize = 10;
+/// A slot is chosen by its prefix if that covers at least `1 / SIMILARITY_DIVISOR` of the prompt,
+/// as llama.cpp's `--slot-prompt-similarity` has it.
+const SIMILARITY_DIVISOR: usize = 10;
 
-/// What a slot holds.
+/// Content of a slot: its last request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotContent {
     /// Tokens of prompt and answer.
     pub(crate) tokens: Arc<[Token]>,
-    /// Length that the request could reach.
+    /// Maximum length of the request, prompt and answer.
     pub(crate) final_len: u32,
 }
 
-/// A slot: an API key, and a number within it.
+/// A slot: an API key, and a number among the key's slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SlotId {
     pub(crate) owner: u64,
@@ -30,31 +32,35 @@ pub(crate) struct SlotId {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct SlotEntry {
     content: Option<SlotContent>,
+    /// Number of requests that run in the slot.
     running: u32,
-    used: u64,
+    /// Value of [`SlotTable::uses`] at the last use.
+    last_used: u64,
 }
 
 /// The slots of all keys.
 #[derive(Debug, Default)]
-pub(crate) struct Slots(Mutex<Table>);
+pub(crate) struct Slots(Mutex<SlotTable>);
 
 #[derive(Debug, Default)]
-struct Table {
-    entries: BTreeMap<SlotId, Entry>,
+struct SlotTable {
+    entries: BTreeMap<SlotId, SlotEntry>,
+    /// Number of uses of any slot.
     uses: u64,
+    /// Tokens of all slots.
     tokens: usize,
 }
 
-/// The state of a slot that is not idle.
+/// Error: a request is running in the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Busy;
+pub(crate) struct SlotBusy;
 
 impl Slots {
-    /// Begins a request with this prompt in a slot of the key, which has `count` slots. `None` if no
-    /// number is requested and none is idle.
-    pub(crate) fn begin(
+    /// Assigns a request to a slot of the key `owner`, which has `count` slots. `None` if no slot
+    /// is requested and none is idle.
+    pub(crate) fn assign(
         self: &Arc<Self>,
         owner: u64,
         requested: Option<u32>,
@@ -70,18 +76,18 @@ impl Slots {
     }
 
     /// The content of an idle slot; `None` if it is empty.
-    pub(crate) fn content(&self, id: SlotId) -> Result<Option<SlotContent>, Busy> {
+    pub(crate) fn content(&self, id: SlotId) -> Result<Option<SlotContent>, SlotBusy> {
         match locked(&self.0).entries.get(&id) {
-            Some(entry) if entry.running > 0 => Err(Busy),
+            Some(entry) if entry.running > 0 => Err(SlotBusy),
             entry => Ok(entry.and_then(|entry| entry.content.clone())),
         }
     }
 
-    /// Replaces the content of an idle slot. Returns its number of tokens before.
-    pub(crate) fn replace(&self, id: SlotId, content: Option<SlotContent>) -> Result<usize, Busy> {
+    /// Replaces the content of an idle slot. Returns the number of tokens that it held.
+    pub(crate) fn replace(&self, id: SlotId, content: Option<SlotContent>) -> Result<usize, SlotBusy> {
         let mut table = locked(&self.0);
         if table.entry(id).running > 0 {
-            return Err(Busy);
+            return Err(SlotBusy);
         }
         Ok(table.set(id, content))
     }
@@ -92,36 +98,36 @@ impl Slots {
     }
 }
 
-impl Table {
-    /// An entry, which counts as a use.
-    fn entry(&mut self, id: SlotId) -> &mut Entry {
+impl SlotTable {
+    /// The entry of a slot, created if needed. Counts as a use.
+    fn entry(&mut self, id: SlotId) -> &mut SlotEntry {
         self.uses += 1;
-        let entry = self.entries.entry(id).or_insert(Entry { content: None, running: 0, used: 0 });
-        entry.used = self.uses;
+        let entry = self.entries.entry(id).or_insert(SlotEntry { content: None, running: 0, last_used: 0 });
+        entry.last_used = self.uses;
         entry
     }
 
-    /// The slot of a request that names none.
+    /// Chooses the slot of a request that names none. `None` if none is idle.
     fn choose(&self, owner: u64, count: u32, prompt: &[Token]) -> Option<u32> {
         let first = SlotId { owner, number: 0 };
         let own = || self.entries.range(first..).take_while(|(id, _)| id.owner == owner);
         let idle = || own().filter(|(id, entry)| entry.running == 0 && id.number < count);
-        let common = |entry: &Entry| {
+        let common = |entry: &SlotEntry| {
             let tokens = entry.content.as_ref().map_or(&[][..], |content| &content.tokens);
             tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count()
         };
         let (common, _, similar) =
-            idle().map(|(id, entry)| (common(entry), entry.used, id.number)).max().unwrap_or_default();
-        if common > 0 && common * SIMILAR >= prompt.len() {
+            idle().map(|(id, entry)| (common(entry), entry.last_used, id.number)).max().unwrap_or_default();
+        if common > 0 && common * SIMILARITY_DIVISOR >= prompt.len() {
             return Some(similar);
         }
         let unused = (0..count).zip(own().map(|(id, _)| id.number).chain([count]));
         let unused = unused.filter(|(number, entry)| number < entry).map(|(number, _)| number).next();
-        let oldest = || idle().min_by_key(|(_, entry)| entry.used).map(|(id, _)| id.number);
+        let oldest = || idle().min_by_key(|(_, entry)| entry.last_used).map(|(id, _)| id.number);
         unused.or_else(oldest)
     }
 
-    /// Replaces the content of a slot. Returns its number of tokens before.
+    /// Replaces the content of a slot. Returns the number of tokens that it held.
     fn set(&mut self, id: SlotId, content: Option<SlotContent>) -> usize {
         let len = |content: &Option<SlotContent>| content.as_ref().map_or(0, |content| content.tokens.len());
         let Some(entry) = self.entries.get_mut(&id) else { return 0 };
@@ -133,17 +139,17 @@ impl Table {
                 .entries
                 .iter_mut()
                 .filter(|(other, entry)| **other != id && entry.running == 0 && entry.content.is_some());
-            let Some((_, oldest)) = others.min_by_key(|(_, entry)| entry.used) else { break };
+            let Some((_, oldest)) = others.min_by_key(|(_, entry)| entry.last_used) else { break };
             self.tokens -= len(&oldest.content.take());
         }
         // Empty slots need no entry.
-        let is_used = |entry: &Entry| entry.running > 0 || entry.content.is_some();
+        let is_used = |entry: &SlotEntry| entry.running > 0 || entry.content.is_some();
         self.entries.retain(|_, entry| is_used(entry));
         before
     }
 }
 
-/// Collects the tokens of a request that runs in a slot; the slot gets them when this is dropped.
+/// Collects the tokens of a request that runs in a slot, and moves them to the slot on drop.
 #[derive(Debug)]
 pub(crate) struct SlotRecorder {
     slots: Arc<Slots>,
@@ -158,7 +164,8 @@ impl SlotRecorder {
         self.id.number
     }
 
-    pub(crate) fn push(&mut self, token: Token) {
+    /// Appends a token of the answer.
+    pub(crate) fn push_token(&mut self, token: Token) {
         self.tokens.push(token);
     }
 }
@@ -177,11 +184,11 @@ impl Drop for SlotRecorder {
 mod tests {
     use super::*;
 
-    fn begin(slots: &Arc<Slots>, requested: Option<u32>, prompt: &[Token]) -> Option<SlotRecorder> {
-        slots.begin(1, requested, 3, prompt, 100)
+    fn assign(slots: &Arc<Slots>, requested: Option<u32>, prompt: &[Token]) -> Option<SlotRecorder> {
+        slots.assign(1, requested, 3, prompt, 100)
     }
 
-    fn tokens(slots: &Slots, number: u32) -> Result<Vec<Token>, Busy> {
+    fn tokens(slots: &Slots, number: u32) -> Result<Vec<Token>, SlotBusy> {
         let content = slots.content(SlotId { owner: 1, number })?;
         Ok(content.map_or_else(Vec::new, |content| content.tokens.to_vec()))
     }
@@ -189,10 +196,10 @@ mod tests {
     #[test]
     fn slots_hold_prompt_and_answer_of_their_last_request() {
         let slots = Arc::new(Slots::default());
-        let mut one = begin(&slots, Some(2), &[1, 2]).unwrap();
-        one.push(3);
-        assert_eq!((one.number(), tokens(&slots, 2)), (2, Err(Busy)));
-        assert_eq!(slots.replace(SlotId { owner: 1, number: 2 }, None), Err(Busy));
+        let mut one = assign(&slots, Some(2), &[1, 2]).unwrap();
+        one.push_token(3);
+        assert_eq!((one.number(), tokens(&slots, 2)), (2, Err(SlotBusy)));
+        assert_eq!(slots.replace(SlotId { owner: 1, number: 2 }, None), Err(SlotBusy));
         drop(one);
         assert_eq!(tokens(&slots, 2), Ok(vec![1, 2, 3]));
         assert_eq!(slots.content(SlotId { owner: 2, number: 2 }), Ok(None), "a key has its own slots");
@@ -201,15 +208,15 @@ mod tests {
     }
 
     #[test]
-    fn requests_get_the_slot_that_fits_best() {
+    fn requests_get_the_slot_with_the_longest_prefix() {
         let slots = Arc::new(Slots::default());
-        let number = |prompt: &[Token]| begin(&slots, None, prompt).map(|slot| slot.number());
+        let number = |prompt: &[Token]| assign(&slots, None, prompt).map(|slot| slot.number());
         assert_eq!(number(&[1, 2, 3]), Some(0));
         assert_eq!(number(&[4, 5, 6]), Some(1), "an unused slot");
         assert_eq!(number(&[1, 2, 9]), Some(0), "the longest common prefix");
         assert_eq!(number(&[7]), Some(2));
         assert_eq!(number(&[8]), Some(1), "the least recently used slot");
-        let busy = [begin(&slots, None, &[8]), begin(&slots, None, &[8]), begin(&slots, None, &[8])];
+        let busy = [assign(&slots, None, &[8]), assign(&slots, None, &[8]), assign(&slots, None, &[8])];
         let mut numbers: Vec<u32> = busy.iter().flatten().map(SlotRecorder::number).collect();
         numbers.sort();
         assert_eq!((numbers, number(&[8])), (vec![0, 1, 2], None));
@@ -220,7 +227,7 @@ mod tests {
         let slots = Arc::new(Slots::default());
         let half = vec![0; MAX_TOKENS / 2];
         for number in 0..3 {
-            drop(slots.begin(1, Some(number), 3, &half, 100));
+            drop(slots.assign(1, Some(number), 3, &half, 100));
         }
         let lens: Vec<usize> = (0..3).map(|number| tokens(&slots, number).unwrap().len()).collect();
         assert_eq!(lens, [0, half.len(), half.len()]);

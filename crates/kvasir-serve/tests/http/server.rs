@@ -93,8 +93,9 @@ impl Server {
         Self::built(Toy::new(), CacheKind::Radix, 512, AccessControl::default(), hour, model, None)
     }
 
-    /// A server of 1024 slots with these keys, which saves slots in `directory`.
-    pub(crate) fn saving(directory: &Path, kind: CacheKind, keys: Vec<ApiKey>) -> Self {
+    /// A server with room for the K/V of 1024 tokens and with these keys, which saves slots in
+    /// `directory`.
+    pub(crate) fn saving_slots(directory: &Path, kind: CacheKind, keys: Vec<ApiKey>) -> Self {
         let access = AccessControl { keys: Keys::new(keys), ..AccessControl::default() };
         let (hour, model) = (Duration::from_secs(3600), model(LONGEST, None));
         Self::built(Toy::new(), kind, 1024, access, hour, model, Some(directory))
@@ -122,11 +123,10 @@ impl Server {
         let (feed, observer) = StepFeed::new();
         let core = Core::new(limits, Order::Fcfs, policy, cache);
         let engine = Engine::new(core, device, || 0).observe(observer);
-        let engine = match model.facts.drafter {
+        let mut engine = match model.facts.drafter {
             Some("suffix") => engine.draft(Box::new(SuffixDrafter::new(8))).unwrap(),
             _ => engine,
         };
-        let mut engine = engine;
         let slot_files = slot_directory
             .map(|directory| SlotFiles::new(directory.to_owned(), 7, KvExports::of(&mut engine).unwrap()));
         let reports = Reports::start(None, None).unwrap();

@@ -143,7 +143,7 @@ fn a_warm_up_prefills_what_a_later_response_continues() {
         let prefilled = tokens(warm, "input_tokens");
         assert!(tokens(&next, "input_tokens") > prefilled && cached + 16 > prefilled, "{next} {warm}");
     }
-    // A warm-up is no turn of its session.
+    // A warm-up adds no turn to its session.
     let session = server.post("/v1/sessions", &json!({})).1["id"].clone();
     client.send(&create(json!({"generate": false, "session": session})));
     assert_eq!(client.events().pop().unwrap()["response"]["status"], "completed");

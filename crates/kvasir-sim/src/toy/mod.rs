@@ -4,10 +4,10 @@
 //! 1. `submit` only queues a step. It runs in `wait`, as late as the contract allows, so premature
 //!    reuse of slots shows.
 //! 2. Slot copies are applied, all sources before any destination.
-//! 3. Each query folds the values of its visible slots, those of its windows, and its recurrent state,
-//!    stores its own value, and samples from the result (`model.rs`, `query.rs`).
-//! 4. The shadow state records which prefix each slot and each recurrent state was written for, and
-//!    reports reads of foreign ones (`shadow.rs`, `states.rs`).
+//! 3. Each query folds the values of its visible slots and windows and the recurrent state, stores
+//!    its own value, and samples from the result (`model.rs`, `query.rs`, `states.rs`).
+//! 4. The shadow state records the prefix that each slot and each recurrent state was written for,
+//!    and reports reads for another prefix (`shadow.rs`, `states.rs`).
 //!
 //! A failed step overwrites or spoils its slots, as a real device may. It is the main oracle of the
 //! engine's tests (`kvasir-engine/tests/toy`).
@@ -22,7 +22,7 @@ use crate::fault::{Faults, Injector, StepOutcome};
 use crate::toy::model::{ToyShape, mix, sample};
 use crate::toy::query::Query;
 use crate::toy::shadow::{Cell, PoolState};
-use crate::toy::states::{Input, State};
+use crate::toy::states::{Input, RecurrentState};
 use kvasir_exec::{
     Abilities, Executor, KvAccess, KvLayout, KvRows, NoKvAccess, OutputRow, PoolRow, Refused, SequenceSpec,
     Step, StepError,
@@ -35,7 +35,7 @@ use std::{collections::VecDeque, ops::Range, sync::mpsc};
 /// `F = 1; F = mix(F, slot)` over all visible positions before p; then `e = mix(F, t)` is stored
 /// for token t at position p, and the output is `sample(mix(F, e))`, modulo 2^61 − 1. A wrong
 /// prefix-cache hit, an unwritten slot, or a lost or phantom token changes the tokens that follow.
-/// A [`ToyShape`] adds windows and a recurrent state.
+/// A [`ToyShape`] adds sliding windows and a recurrent state.
 ///
 /// A shadow state records what each slot was written for. Reads of slots written for another
 /// prefix, and positions that are fed two different tokens, are recorded as
@@ -47,7 +47,9 @@ pub struct Toy {
     slots: Vec<Cell>,
     /// Slots of each window group.
     window_slots: Vec<Vec<Cell>>,
-    states: Vec<State>,
+    /// Slots of recurrent states.
+    states: Vec<RecurrentState>,
+    /// Tails: the inputs of draft tokens.
     tails: Vec<Vec<Input>>,
     rows: Vec<PoolState>,
     queue: VecDeque<(u64, Box<Step>)>,
@@ -67,8 +69,8 @@ impl Toy {
         Self { depth: 2, ..Self::default() }
     }
 
-    /// A device whose model has windows or a recurrent state.
-    pub fn of_shape(shape: ToyShape) -> Self {
+    /// A device whose model has sliding windows or a recurrent state.
+    pub fn with_shape(shape: ToyShape) -> Self {
         Self { shape, ..Self::new() }
     }
 
@@ -128,23 +130,34 @@ impl Toy {
             return;
         }
         if plan.states.is_empty() == self.shape.state || plan.windows.len() > self.shape.windows.len() {
-            self.note(format!("step {}: the plan has other layer groups than the model", batch.step.0));
+            self.note(format!(
+                "step {}: the layer groups of the plan are not those of the model",
+                batch.step.0
+            ));
             return;
         }
         self.check_states(plan);
-        for (index, (row, planned)) in batch.rows.iter().zip(&plan.rows).enumerate() {
+        for (row_index, (row, planned)) in batch.rows.iter().zip(&plan.rows).enumerate() {
             let start = output.tokens.len();
             if row.seq != planned.seq || row.tokens != planned.queries {
                 self.note(format!("step {}: batch and plan name different rows", batch.step.0));
             }
-            let mut state = self.begin_states(plan, index);
+            let mut scan = self.begin_scan(plan, row_index);
             for query in 0..planned.queries.len {
-                let at = (planned.queries.start + query) as usize;
-                let known = query < row.tokens.len - row.drafts.count;
-                let coordinates = Query { row, plan, index, query, at, token: batch.tokens[at], known };
-                let (mut f, cell) = self.query(&coordinates);
-                if let Some(state) = &mut state {
-                    f = mix(f, self.feed(plan, state, query, cell, plan.positions[at]));
+                let token_index = (planned.queries.start + query) as usize;
+                let is_known = query < row.tokens.len - row.drafts.count;
+                let token = batch.tokens[token_index];
+                let (mut f, cell) = self.run_query(&Query {
+                    row,
+                    plan,
+                    row_index,
+                    query_index: query,
+                    token_index,
+                    token,
+                    is_known,
+                });
+                if let Some(scan) = &mut scan {
+                    f = mix(f, self.scan_query(plan, scan, query, cell, plan.positions[token_index]));
                 }
                 if query >= row.sample_from {
                     output.tokens.push(sample(f));
@@ -185,7 +198,7 @@ impl Toy {
         self.moved = moved;
     }
 
-    /// The slots of a group: 0, or the number of a window group.
+    /// The slots of the full group (0) or of a window group (from 1).
     fn pool(&self, group: usize) -> &[Cell] {
         match group.checked_sub(1) {
             None => &self.slots,

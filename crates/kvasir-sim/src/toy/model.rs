@@ -25,16 +25,17 @@ pub(crate) fn sample(f: u64) -> Token {
     }
 }
 
-/// The layer groups of the toy model beside its full attention.
+/// The layer groups that the toy model has in addition to full attention.
 ///
-/// With windows w, `F` is `mix(F, W)` for each of them before `e = mix(F, t)`, where `W` folds the
-/// values of the w − 1 positions before. With a state, `S = mix(S, e)` from 3 on, and the output is
-/// `sample(mix(mix(F, e), S))`.
+/// - For each window of width w: `F = mix(F, W)` before `e = mix(F, t)`, where `W` folds the values
+///   of the w − 1 preceding positions, like F.
+/// - With a recurrent state: `S = mix(S, e)`, starting from `S = 3`; the output is
+///   `sample(mix(mix(F, e), S))`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToyShape {
-    /// Widths of the windows, at least 1.
+    /// Widths of the sliding windows in positions, at least 1.
     pub windows: Vec<u32>,
-    /// Whether it has a recurrent state.
+    /// Whether the model has a recurrent state.
     pub state: bool,
 }
 
@@ -44,6 +45,7 @@ impl ToyShape {
         self.continued(&mut Vec::new(), prompt, max_tokens, ignore_eos)
     }
 
+    /// The outputs after slots that hold `values`, and then `rest`. Appends the new values.
     fn continued(
         &self,
         values: &mut Vec<u64>,

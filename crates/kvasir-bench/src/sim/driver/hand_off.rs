@@ -38,9 +38,6 @@ pub(super) struct HandedOffRequest {
 impl Driver<'_> {
     /// Releases the charges of requests that were to be handed off to a replica that has failed.
     pub(super) fn release_targets(&mut self, index: usize) {
-        if self.links.is_none() {
-            return;
-        }
         let open = self.replicas.iter_mut().flat_map(|replica| replica.open.values_mut());
         for open in open {
             let target = open.target.take_if(|target| target.replica() == index);

@@ -1,5 +1,6 @@
-//! Scripted and random answers under a response format with calls as its alternative: each is accepted
-//! whole, mixtures are refused, and the parser finds the calls that the grammar constrained.
+//! Scripted and random answers under a response format with calls as its alternative: each is
+//! accepted whole, mixtures are refused, and the parser finds the calls that the grammar
+//! constrained.
 //!
 //! `KVASIR_WORKLOADS` sets the number of random rounds.
 

@@ -1,10 +1,10 @@
-//! The end of `kvasir serve`: the signals that begin it, and what the log says about it.
+//! Graceful shutdown of `kvasir serve`: its signals and its log messages.
 
 use crate::chat::statistics::plural;
 use tokio::signal;
 
-/// Says that the server is about to stop, with `open` answers under way.
-pub(super) fn stopping(open: u64, grace: u64) -> String {
+/// The log message when shutdown begins with `open` running answers and `grace` seconds for them.
+pub(super) fn stopping_message(open: u64, grace: u64) -> String {
     match (open, grace) {
         (0, _) => "stopping".into(),
         (_, 0) => format!("stopping; --grace 0 cuts {}", plural(open, "answer")),
@@ -13,8 +13,8 @@ pub(super) fn stopping(open: u64, grace: u64) -> String {
     }
 }
 
-/// Says that the server has stopped, after it cut `cut` answers.
-pub(super) fn stopped(cut: u64) -> String {
+/// The log message when the server has stopped and has cut `cut` answers.
+pub(super) fn stopped_message(cut: u64) -> String {
     match cut {
         0 => "stopped".into(),
         1 => "stopped; 1 answer was cut, and --grace gives it longer".into(),
@@ -43,10 +43,18 @@ mod tests {
 
     #[test]
     fn messages_at_the_end_count_answers_and_seconds() {
-        let lines = [stopping(0, 30), stopping(1, 30), stopping(2, 1), stopping(1, 0)];
+        let lines = [
+            stopping_message(0, 30),
+            stopping_message(1, 30),
+            stopping_message(2, 1),
+            stopping_message(1, 0),
+        ];
         let parts =
             ["stopping", "1 answer has ended, within 30 s", "2 answers have", "--grace 0 cuts 1 answer"];
         assert!(lines.iter().zip(parts).all(|(line, part)| line.contains(part)), "{lines:?}");
-        assert!(stopped(1).contains("1 answer was cut") && stopped(2).contains("2 answers were cut"));
+        assert!(
+            stopped_message(1).contains("1 answer was cut")
+                && stopped_message(2).contains("2 answers were cut")
+        );
     }
 }

@@ -55,7 +55,7 @@ impl Run<'_> {
         let facts = &self.model.program.layers[layer.0 as usize];
         let pool = &self.pools[0].layers[layer.0 as usize];
         let x = |v: ValueId| self.value(&m.values, v);
-        // Without K, the rows are those that an earlier op of the layer has written.
+        // Shared K/V: without K, an earlier op of the same layer has written the rows.
         if let Some(k) = k {
             let values = pool.values.as_ref().zip(*v);
             self.write_kv(pool.ring, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);

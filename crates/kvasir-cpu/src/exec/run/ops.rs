@@ -8,7 +8,7 @@ use crate::memory::buffer::Buffer;
 use crate::ops::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::ops::indexer::{Indexer, select};
 use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
-use crate::rowwise::{RotaryPart, activate, activate_whole, add, elementwise, norm, rotate, scale};
+use crate::rowwise::{RotaryPart, activate, activate_scalar_gate, add, elementwise, norm, rotate, scale};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
@@ -30,7 +30,7 @@ impl Run<'_> {
             }
             Op::Gate { gate, up, activation, .. } => {
                 let gate = self.value(values, *gate)[row];
-                activate_whole(isa, gate, x(*up), *activation, y);
+                activate_scalar_gate(isa, gate, x(*up), *activation, y);
             }
             Op::Scale { x: v, factor, by, .. } => {
                 let factor = factor * by.map_or(1.0, |by| self.model.vectors[&by][0]);

@@ -80,7 +80,7 @@ pub struct HashIndex {
     words: Vec<u64>,
     /// What the recorded KV events have announced, if recording is on.
     announced: Option<Box<Announced>>,
-    /// Content numbers that no block holds any more, if they are recorded.
+    /// Anchors whose content no published block holds any more, if recording is on.
     unpublished: Option<Vec<Anchor>>,
 }
 
@@ -184,9 +184,10 @@ impl HashIndex {
     fn unlink(&mut self, block: BlockId) {
         let content = std::mem::take(&mut self.contents[block as usize]);
         if let Some(unpublished) = &mut self.unpublished {
-            // Blocks of equal content are linked behind each other.
-            let is_twin = |at: BlockId| at != NONE && self.contents[at as usize].number == content.number;
-            if !is_twin(content.before) && !is_twin(content.after) {
+            // Blocks of equal content are adjacent in the linked list.
+            let is_duplicate =
+                |other: BlockId| other != NONE && self.contents[other as usize].number == content.number;
+            if !is_duplicate(content.before) && !is_duplicate(content.after) {
                 unpublished.push(Anchor(content.number));
             }
         }

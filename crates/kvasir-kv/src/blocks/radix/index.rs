@@ -32,7 +32,7 @@ pub struct RadixIndex {
     free: BlockQueue,
     /// Scratch memory.
     pages: Vec<BlockId>,
-    /// Pages that left the tree, if they are recorded.
+    /// Anchors of pages that left the tree, if recording is on.
     unpublished: Option<Vec<Anchor>>,
 }
 
@@ -87,7 +87,7 @@ impl RadixIndex {
     }
 }
 
-/// A page is published once, so it names its content.
+/// The anchor of a page is its number: only one page of the tree holds a content.
 fn anchor_of(page: BlockId) -> Anchor {
     Anchor(u64::from(page))
 }

@@ -1,4 +1,5 @@
-//! Consistency check of `StateGroup`: recounts every reference of lists and steps in flight.
+//! Consistency check of `StateGroup`: recounts the references that sequences and steps in flight
+//! hold.
 
 use crate::contract::ids::Slot;
 use crate::grouped::states::group::StateGroup;
@@ -13,40 +14,41 @@ impl StateGroup {
             let current =
                 || sequence.checkpoints.iter().filter(|checkpoint| self.ledger.is_current(checkpoint));
             current().for_each(|checkpoint| uses[checkpoint.slot as usize].owners += 1);
-            if !sequence.checkpoints.is_sorted_by(|a, b| a.at < b.at) {
-                return Err(format!("checkpoints of {seq:?} {:?}", sequence.checkpoints));
+            if !sequence.checkpoints.is_sorted_by(|a, b| a.position < b.position) {
+                return Err(format!("the checkpoints of {seq:?} are not sorted: {:?}", sequence.checkpoints));
             }
-            if sequence.checkpoints.last().is_some_and(|last| last.at > sequence.end()) {
-                return Err(format!("{seq:?} ends at {} before a checkpoint", sequence.end()));
+            if sequence.checkpoints.last().is_some_and(|last| last.position > sequence.covered_len()) {
+                return Err(format!("{seq:?} has a checkpoint above its length {}", sequence.covered_len()));
             }
-            taken.extend(sequence.seat);
+            taken.extend(sequence.tail);
             let Some(live) = sequence.live else { continue };
             let counted = &mut uses[live.slot as usize];
             if live.is_sealed {
-                counted.ends += 1
+                counted.pins += 1
             } else {
                 counted.owners += 1
             }
             if live.is_sealed
-                && !current().any(|checkpoint| (checkpoint.slot, checkpoint.at) == (live.slot, live.at))
+                && !current()
+                    .any(|checkpoint| (checkpoint.slot, checkpoint.position) == (live.slot, live.position))
             {
-                return Err(format!("{seq:?} continues from no checkpoint: {live:?}"));
+                return Err(format!("the sealed live state of {seq:?} is not in its list: {live:?}"));
             }
-            if !live.is_sealed && sequence.seat.is_none() {
-                return Err(format!("{seq:?} has a live state and no seat"));
+            if !live.is_sealed && sequence.tail.is_none() {
+                return Err(format!("{seq:?} has a live state and no tail"));
             }
         }
         let mut leased = Vec::new();
         for flight in self.in_flight.iter() {
             for row in &flight.rows {
-                let named = row.before.map(|live| live.slot).into_iter();
-                let named = named.chain((row.row.commit > 0).then_some(row.row.to));
+                let named = row.live_before.map(|live| live.slot).into_iter();
+                let named = named.chain((row.planned.commit > 0).then_some(row.planned.to));
                 let named = named.chain(flight.saves_of(row).iter().map(|save| save.slot));
                 named.for_each(|slot: Slot| uses[slot as usize].leases += 1);
-                leased.push(row.row.tail);
+                leased.push(row.planned.tail);
             }
         }
         self.ledger.check(&uses)?;
-        self.seats.check(&taken, &leased)
+        self.tails.check(&taken, &leased)
     }
 }

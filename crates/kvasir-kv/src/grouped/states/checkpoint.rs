@@ -1,13 +1,13 @@
-//! `Checkpoint`: a sequence's reference to a state that is kept.
+//! `Checkpoint`: a sequence's reference to a saved recurrent state.
 
 use crate::contract::ids::{Position, Slot};
 
-/// A kept state: the slot that holds it and the number of tokens that it covers. Once the state is
-/// evicted, the slot has another `number` and the reference is stale.
+/// A saved state: the slot that holds it and the number of tokens that it covers. The reference is
+/// stale once the checkpoint is evicted: its slot is free, live, or has another `number`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
-    pub(crate) at: Position,
+    pub(crate) position: Position,
     pub(crate) slot: Slot,
-    /// Number of the checkpoint; no two have the same.
+    /// Unique number of the checkpoint, which the ledger issues.
     pub(crate) number: u64,
 }

@@ -1,21 +1,21 @@
-//! `StateGroup`: the operations of a cache on the recurrent states of all its sequences.
+//! `StateGroup`: the cache operations on the recurrent states of all sequences.
 //!
-//! A claim, for each of its rows:
+//! A claim does the following for each of its rows:
 //!
-//! 1. The sequence gets a seat if it has none, and a slot `to`: that of its live state, or a new one
-//!    if the live state is a checkpoint.
-//! 2. Where `StateSequence::wanted` says so, the row stores checkpoints: a save for a position
-//!    inside the step, and `to` itself for the last position that it covers. What finds no room is
-//!    left out, so no claim fails for a checkpoint.
-//! 3. The row leases every slot that it names until its step ends.
+//! 1. Give the sequence a tail if it has none, and a slot `to`: that of its live state, or a new
+//!    one if the live state is sealed (a checkpoint).
+//! 2. Store checkpoints at `StateSequence::checkpoint_positions`: by a save for a position inside
+//!    the step, by sealing `to` for its last position. A checkpoint is skipped if the pool has no
+//!    room for it, so no claim fails for a checkpoint.
+//! 3. Lease every slot that the row reads or writes until its step ends.
 //!
-//! A cancel returns the live state of before: no step has overwritten it, and the lease has kept its
-//! slot. The caller has checked every operation with the primary cache, and `check_claim` what
-//! depends on states, so none of them fails.
+//! A cancel restores the live state from before the claim: no step has overwritten it, and the
+//! lease has kept its slot. Operations do not fail, because the caller has checked each with the
+//! primary cache, and claims with `check_claim`.
 
 use crate::contract::cache::ClaimRow;
 use crate::contract::error::CacheError;
-use crate::contract::group::{GroupId, StateConfig, StateCosts};
+use crate::contract::group::{GroupId, RecomputeCosts, StateConfig};
 use crate::contract::ids::{PoolId, Position, SeqId, StepId};
 use crate::contract::span::Span;
 use crate::contract::state_section::{StateRow, StateSave, StateSection};
@@ -23,47 +23,48 @@ use crate::contract::usage::PoolUsage;
 use crate::grouped::states::checkpoint::Checkpoint;
 use crate::grouped::states::in_flight::{RowInFlight, StatesInFlight, StepInFlight};
 use crate::grouped::states::ledger::StateLedger;
-use crate::grouped::states::seats::Seats;
-use crate::grouped::states::sequence::{Grid, Live, StateSequence};
+use crate::grouped::states::sequence::{CheckpointSpacing, LiveState, StateSequence};
+use crate::grouped::states::tail_pool::TailPool;
 
 /// The states of all sequences of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct StateGroup {
     pub(super) group: GroupId,
     pub(super) config: StateConfig,
-    pub(super) grid: Grid,
+    pub(super) spacing: CheckpointSpacing,
     pub(super) ledger: StateLedger,
-    pub(super) seats: Seats,
+    pub(super) tails: TailPool,
     /// By index of the primary cache's ids.
     pub(super) seqs: Vec<Option<(SeqId, StateSequence)>>,
     pub(super) in_flight: StatesInFlight,
     /// Scratch memory.
-    wanted: Vec<Position>,
+    positions: Vec<Position>,
+    /// Scratch memory.
     saves: Vec<StateSave>,
 }
 
 impl StateGroup {
-    /// States for sequences whose prefixes are shared in blocks of `block` tokens.
-    pub(crate) fn new(group: GroupId, config: StateConfig, block: u32) -> Self {
-        let interval = config.interval.next_multiple_of(block);
+    /// A group without sequences. `block_size` is that of the primary cache.
+    pub(crate) fn new(group: GroupId, config: StateConfig, block_size: u32) -> Self {
+        let interval = config.interval.next_multiple_of(block_size);
         Self {
             group,
             config,
-            grid: Grid { block, interval },
+            spacing: CheckpointSpacing { block_size, interval },
             ledger: StateLedger::new(config.slots(), config.checkpoints),
-            seats: Seats::new(config.live),
+            tails: TailPool::new(config.live),
             seqs: Vec::new(),
             in_flight: StatesInFlight::default(),
-            wanted: Vec::new(),
+            positions: Vec::new(),
             saves: Vec::new(),
         }
     }
 
     pub(crate) fn usage(&self) -> PoolUsage {
-        self.seats.usage()
+        self.tails.usage()
     }
 
-    pub(crate) fn set_costs(&mut self, costs: StateCosts) {
+    pub(crate) fn set_recompute_costs(&mut self, costs: RecomputeCosts) {
         self.ledger.costs = costs;
     }
 
@@ -76,9 +77,9 @@ impl StateGroup {
 
     pub(crate) fn close(&mut self, seq: SeqId) {
         let Some((_, sequence)) = self.seqs.get_mut(seq.index()).and_then(Option::take) else { return };
-        drop_live(&mut self.ledger, sequence.live);
-        disown(&mut self.ledger, &sequence.checkpoints);
-        sequence.seat.into_iter().for_each(|seat| self.seats.release(seat));
+        release_live(&mut self.ledger, sequence.live);
+        release_checkpoints(&mut self.ledger, &sequence.checkpoints);
+        sequence.tail.into_iter().for_each(|tail| self.tails.release(tail));
     }
 
     /// The ids of all sequences.
@@ -96,50 +97,51 @@ impl StateGroup {
         found.map(|(_, sequence)| sequence)
     }
 
-    /// Tokens that a sequence's states cover: its claimed length.
-    pub(crate) fn end(&self, seq: SeqId) -> Result<Position, CacheError> {
-        self.get(seq).map(StateSequence::end)
+    /// Number of tokens that a sequence's live state and tail cover: its claimed length.
+    pub(crate) fn covered_len(&self, seq: SeqId) -> Result<Position, CacheError> {
+        self.get(seq).map(StateSequence::covered_len)
     }
 
-    /// Marks positions of a sequence; a live state that is marked becomes a checkpoint now.
-    pub(crate) fn mark(&mut self, seq: SeqId, at: &[Position]) -> Result<(), CacheError> {
+    /// Marks positions of a sequence. Seals the live state if its position is marked.
+    pub(crate) fn mark(&mut self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
         self.get(seq)?;
-        let grid = self.grid;
-        if self.get_mut(seq).is_some_and(|sequence| sequence.mark(at, grid)) {
+        let spacing = self.spacing;
+        if self.get_mut(seq).is_some_and(|sequence| sequence.mark(positions, spacing)) {
             self.seal(seq);
         }
         Ok(())
     }
 
-    /// Makes the live state a checkpoint, if there is room for one.
+    /// Makes the live state a checkpoint, if the pool has room for one.
     pub(super) fn seal(&mut self, seq: SeqId) {
         let Self { ledger, seqs, .. } = self;
         let Some((_, sequence)) = seqs.get_mut(seq.index()).and_then(Option::as_mut) else { return };
         let previous = sequence.last_checkpoint(Position::MAX, |checkpoint| ledger.is_current(checkpoint));
         let Some(live) = sequence.live.as_mut().filter(|live| !live.is_sealed) else { return };
-        if let Some(checkpoint) = ledger.seal(live.slot, live.at, previous.as_ref()) {
+        if let Some(checkpoint) = ledger.seal(live.slot, live.position, previous.as_ref()) {
             live.is_sealed = true;
-            ledger.add_end(live.slot);
+            ledger.pin(live.slot);
             sequence.insert(checkpoint);
         }
     }
 
-    /// Why a claim of these rows would fail for want of states.
+    /// Checks that [`StateGroup::claim`] of these rows finds the tails and slots that it needs.
     pub(crate) fn check_claim(&self, rows: &[ClaimRow]) -> Result<(), CacheError> {
-        let (mut seats, mut slots) = (0, 0);
+        let (mut tails, mut slots) = (0, 0);
         for row in rows {
             let sequence = self.get(row.seq)?;
             let live = sequence.live;
-            let is_first_known = live.is_some() || row.tokens > row.drafts;
-            if row.drafts > row.tokens || row.drafts > self.config.tail_rows || !is_first_known {
+            // Drafts follow a live state; without one, the claim must create it.
+            let has_live = live.is_some() || row.tokens > row.drafts;
+            if row.drafts > row.tokens || row.drafts > self.config.tail_rows || !has_live {
                 return Err(CacheError::BadClaim);
             }
-            seats += u32::from(sequence.seat.is_none());
+            tails += u32::from(sequence.tail.is_none());
             slots += u32::from(live.is_none_or(|live| live.is_sealed));
         }
         let full = |needed, available| CacheError::Full { group: self.group, needed, available };
-        if seats > self.seats.free() {
-            return Err(full(seats, self.seats.free()));
+        if tails > self.tails.free() {
+            return Err(full(tails, self.tails.free()));
         }
         if slots > 0 && slots > self.ledger.available() {
             return Err(full(slots, self.ledger.available()));
@@ -151,89 +153,97 @@ impl StateGroup {
     pub(crate) fn claim(&mut self, step: StepId, rows: &[ClaimRow]) {
         let mut flight = self.in_flight.begin(step);
         flight.rows.extend(rows.iter().filter_map(|row| self.claim_row(row)));
-        debug_assert_eq!(flight.rows.len(), rows.len(), "a checked claim finds all it needs");
-        // Every row has its slot before the first checkpoint takes one.
-        for at in 0..flight.rows.len() {
-            self.store_checkpoints(&mut flight, at);
+        debug_assert_eq!(flight.rows.len(), rows.len(), "check_claim has checked the tails and slots");
+        // Checkpoints must not take slots that live states need.
+        for index in 0..flight.rows.len() {
+            self.store_checkpoints(&mut flight, index);
         }
         self.in_flight.push(flight);
     }
 
-    /// Gives a row its seat and its slot.
+    /// Gives a row its tail and its slot `to`, and leases them.
     fn claim_row(&mut self, claim: &ClaimRow) -> Option<RowInFlight> {
-        let Self { ledger, seats, seqs, .. } = self;
+        let Self { ledger, tails, seqs, .. } = self;
         let (_, sequence) = seqs.get_mut(claim.seq.index())?.as_mut()?;
-        let (before, start, took_seat) = (sequence.live, sequence.end(), sequence.seat.is_none());
-        let seat = sequence.seat.or_else(|| seats.take())?;
-        seats.lease(seat);
-        sequence.seat = Some(seat);
-        let (at, replay) = before.map_or((0, 0), |live| (live.at, live.rows));
+        let (live_before, len_before) = (sequence.live, sequence.covered_len());
+        let took_tail = sequence.tail.is_none();
+        let tail = sequence.tail.or_else(|| tails.take())?;
+        tails.lease(tail);
+        sequence.tail = Some(tail);
+        let (position, replay) = live_before.map_or((0, 0), |live| (live.position, live.tail_len));
         let commit = replay + claim.tokens - claim.drafts;
-        before.iter().for_each(|live| ledger.lease(live.slot));
-        let mut to = before.map_or(0, |live| live.slot);
+        live_before.iter().for_each(|live| ledger.lease(live.slot));
+        let mut to = live_before.map_or(0, |live| live.slot);
         if commit > 0 {
-            if before.is_none_or(|live| live.is_sealed) {
+            if live_before.is_none_or(|live| live.is_sealed) {
                 to = ledger.take_live()?;
-                before.iter().for_each(|live| ledger.remove_end(live.slot));
+                live_before.iter().for_each(|live| ledger.unpin(live.slot));
             }
             ledger.lease(to);
-            sequence.live = Some(Live { slot: to, at: at + commit, rows: claim.drafts, is_sealed: false });
+            sequence.live = Some(LiveState {
+                slot: to,
+                position: position + commit,
+                tail_len: claim.drafts,
+                is_sealed: false,
+            });
         } else if let Some(live) = &mut sequence.live {
-            live.rows = claim.drafts;
+            live.tail_len = claim.drafts;
         }
-        let row = StateRow {
-            from: before.map(|live| (PoolId(0), live.slot)),
+        let planned = StateRow {
+            from: live_before.map(|live| (PoolId(0), live.slot)),
             to,
-            tail: seat,
+            tail,
             replay,
             skip: claim.redirected,
             commit,
             saves: Span::default(),
         };
-        Some(RowInFlight { seq: claim.seq, row, before, start, took_seat, is_restorable: true })
+        Some(RowInFlight { seq: claim.seq, planned, live_before, len_before, took_tail, is_restorable: true })
     }
 
-    /// Stores the checkpoints of a claimed row as far as there is room.
-    fn store_checkpoints(&mut self, flight: &mut StepInFlight, at: usize) {
-        let Self { ledger, seqs, wanted, saves, grid, .. } = self;
-        let RowInFlight { seq, row, before, .. } = flight.rows[at];
+    /// Stores the checkpoints of a claimed row, as far as the pool has room for them.
+    fn store_checkpoints(&mut self, flight: &mut StepInFlight, index: usize) {
+        let Self { ledger, seqs, positions, saves, spacing, .. } = self;
+        let RowInFlight { seq, planned, live_before, .. } = flight.rows[index];
         let Some((_, sequence)) = seqs.get_mut(seq.index()).and_then(Option::as_mut) else { return };
-        let from = before.map_or(0, |live| live.at);
-        let to = from + row.commit;
-        wanted.clear();
+        let from = live_before.map_or(0, |live| live.position);
+        let to = from + planned.commit;
+        positions.clear();
         saves.clear();
-        let trail = sequence.wanted(from, to, *grid, wanted);
-        if let Some(left) = trail.and_then(|at| sequence.follow(at, *grid)) {
-            disown(ledger, &[left]);
+        let recent = sequence.checkpoint_positions(from, to, *spacing, positions);
+        if let Some(displaced) = recent.and_then(|boundary| sequence.push_recent(boundary, *spacing)) {
+            release_checkpoints(ledger, &[displaced]);
         }
-        for &at in wanted.iter() {
-            let previous = sequence.last_checkpoint(at, |checkpoint| ledger.is_current(checkpoint));
+        for &position in positions.iter() {
+            let previous = sequence.last_checkpoint(position, |checkpoint| ledger.is_current(checkpoint));
             let checkpoint = match &mut sequence.live {
-                Some(live) if at == to => ledger.seal(live.slot, at, previous.as_ref()).inspect(|sealed| {
-                    live.is_sealed = true;
-                    ledger.add_end(sealed.slot);
-                }),
-                _ => ledger.store(at, previous.as_ref()).inspect(|stored| {
+                Some(live) if position == to => {
+                    ledger.seal(live.slot, position, previous.as_ref()).inspect(|sealed| {
+                        live.is_sealed = true;
+                        ledger.pin(sealed.slot);
+                    })
+                }
+                _ => ledger.store(position, previous.as_ref()).inspect(|stored| {
                     ledger.lease(stored.slot);
-                    saves.push(StateSave { after: at - from, slot: stored.slot });
+                    saves.push(StateSave { after: position - from, slot: stored.slot });
                 }),
             };
             let Some(checkpoint) = checkpoint else { continue };
             sequence.checkpoints.retain(|other| ledger.is_current(other));
             if let Some(next) = sequence.insert(checkpoint) {
-                ledger.precede(&next, checkpoint.slot);
+                ledger.set_previous(&next, checkpoint.slot);
             }
         }
         saves.sort_unstable_by_key(|save| save.after);
         let span = Span::new(flight.saves.len(), saves.len());
         flight.saves.extend_from_slice(saves);
-        flight.rows[at].row.saves = span;
+        flight.rows[index].planned.saves = span;
     }
 
-    /// Writes the section of a claimed step, which must be empty.
+    /// Writes the state section of a claimed step into `section`, which must be empty.
     pub(crate) fn plan(&self, step: StepId, section: &mut StateSection) {
         let Some(flight) = self.in_flight.get(step) else { return };
-        section.rows.extend(flight.rows.iter().map(|row| row.row));
+        section.rows.extend(flight.rows.iter().map(|row| row.planned));
         section.saves.extend_from_slice(&flight.saves);
         section.bound = self.ledger.bound();
     }
@@ -255,22 +265,22 @@ impl StateGroup {
         self.in_flight.recycle(flight);
     }
 
-    /// Returns the live state that a sequence had before a claim.
+    /// Restores the live state and the tail that a sequence had before a canceled claim.
     fn restore(&mut self, row: &RowInFlight) {
-        let Self { ledger, seats, seqs, .. } = self;
+        let Self { ledger, tails, seqs, .. } = self;
         let found = seqs.get_mut(row.seq.index()).and_then(Option::as_mut).filter(|(id, _)| *id == row.seq);
         let Some((_, sequence)) = found else { return };
-        let at = row.before.map_or(0, |live| live.at);
-        if row.row.commit > 0 {
-            drop_live(ledger, sequence.live);
-            truncate(ledger, &mut sequence.checkpoints, at);
-            match row.before {
+        let position = row.live_before.map_or(0, |live| live.position);
+        if row.planned.commit > 0 {
+            release_live(ledger, sequence.live);
+            truncate_checkpoints(ledger, &mut sequence.checkpoints, position);
+            match row.live_before {
                 Some(before) if before.is_sealed => {
-                    ledger.add_end(before.slot);
-                    // The trail may have left it behind.
+                    ledger.pin(before.slot);
+                    // `push_recent` may have removed it from the list.
                     let checkpoint = ledger.checkpoint_in(before.slot);
                     if !sequence.checkpoints.contains(&checkpoint) {
-                        ledger.own(before.slot);
+                        ledger.add_owner(before.slot);
                         sequence.insert(checkpoint);
                     }
                 }
@@ -278,16 +288,16 @@ impl StateGroup {
                 None => {}
             }
         }
-        sequence.forget_trail_behind(at);
-        sequence.live = row.before;
-        match sequence.seat {
-            Some(seat) if row.took_seat => {
-                seats.release(seat);
-                sequence.seat = None;
+        sequence.truncate_recent(position);
+        sequence.live = row.live_before;
+        match sequence.tail {
+            Some(tail) if row.took_tail => {
+                tails.release(tail);
+                sequence.tail = None;
             }
-            None if !row.took_seat => {
-                seats.retake(row.row.tail);
-                sequence.seat = Some(row.row.tail);
+            None if !row.took_tail => {
+                tails.retake(row.planned.tail);
+                sequence.tail = Some(row.planned.tail);
             }
             _ => {}
         }
@@ -295,23 +305,23 @@ impl StateGroup {
 
     fn end_leases(&mut self, flight: &StepInFlight) {
         for row in &flight.rows {
-            row.before.iter().for_each(|live| self.ledger.end_lease(live.slot));
-            if row.row.commit > 0 {
-                self.ledger.end_lease(row.row.to);
+            row.live_before.iter().for_each(|live| self.ledger.end_lease(live.slot));
+            if row.planned.commit > 0 {
+                self.ledger.end_lease(row.planned.to);
             }
             flight.saves_of(row).iter().for_each(|save| self.ledger.end_lease(save.slot));
-            self.seats.end_lease(row.row.tail);
+            self.tails.end_lease(row.planned.tail);
         }
     }
 
-    /// The greatest length up to `to` at which the sequence has a state.
+    /// The greatest length up to `to` at which the sequence has a state. Length 0 always has one.
     pub(crate) fn floor(&self, seq: SeqId, to: Position) -> Result<Position, CacheError> {
         let sequence = self.get(seq)?;
         match sequence.live {
-            Some(live) if live.at <= to => Ok(to.min(live.at + live.rows)),
+            Some(live) if live.position <= to => Ok(to.min(live.position + live.tail_len)),
             _ => {
                 let last = sequence.last_checkpoint(to, |checkpoint| self.ledger.is_current(checkpoint));
-                Ok(last.map_or(0, |checkpoint| checkpoint.at))
+                Ok(last.map_or(0, |checkpoint| checkpoint.position))
             }
         }
     }
@@ -319,17 +329,17 @@ impl StateGroup {
     /// Truncates to `to`, a length that `floor` has returned.
     pub(crate) fn rewind(&mut self, seq: SeqId, to: Position) {
         for row in self.in_flight.rows_of(seq) {
-            row.is_restorable &= row.start < to;
+            row.is_restorable &= row.len_before < to;
         }
         let live = self.get(seq).ok().and_then(|sequence| sequence.live);
-        if let Some(live) = live.filter(|live| live.at <= to) {
-            let rejects = live.rows > 0;
+        if let Some(live) = live.filter(|live| live.position <= to) {
+            let has_drafts = live.tail_len > 0;
             if let Some(sequence) = self.get_mut(seq) {
-                sequence.live = Some(Live { rows: to - live.at, ..live });
+                sequence.live = Some(LiveState { tail_len: to - live.position, ..live });
             }
-            // Without drafts to reject, the sequence is to rest here.
-            if !rejects {
-                self.rest(seq);
+            // Without drafts, this is no rejection: the caller stops the sequence here.
+            if !has_drafts {
+                self.seal_and_release_tail(seq);
             }
             return;
         }
@@ -337,52 +347,61 @@ impl StateGroup {
         let Some((_, sequence)) = seqs.get_mut(seq.index()).and_then(Option::as_mut) else { return };
         let last = sequence.last_checkpoint(to, |checkpoint| ledger.is_current(checkpoint));
         if let Some(last) = last {
-            ledger.add_end(last.slot);
+            ledger.pin(last.slot);
             ledger.touch(last.slot);
         }
-        drop_live(ledger, sequence.live);
-        truncate(ledger, &mut sequence.checkpoints, to);
-        sequence.forget_behind(to);
-        sequence.live = last.map(|last| Live { slot: last.slot, at: last.at, rows: 0, is_sealed: true });
-        self.release_seat(seq);
+        release_live(ledger, sequence.live);
+        truncate_checkpoints(ledger, &mut sequence.checkpoints, to);
+        sequence.truncate_positions(to);
+        sequence.live = last.map(|last| LiveState {
+            slot: last.slot,
+            position: last.position,
+            tail_len: 0,
+            is_sealed: true,
+        });
+        self.release_tail(seq);
     }
 
-    /// Keeps the live state as a checkpoint, if there is room, and gives the seat back.
-    fn rest(&mut self, seq: SeqId) {
-        if self.get(seq).is_ok_and(|sequence| sequence.end() == self.grid.floor(sequence.end())) {
+    /// Seals the live state if it is at a block boundary and the pool has room. Releases the tail
+    /// of a sequence without an unsealed live state.
+    fn seal_and_release_tail(&mut self, seq: SeqId) {
+        if self
+            .get(seq)
+            .is_ok_and(|sequence| sequence.covered_len() == self.spacing.floor(sequence.covered_len()))
+        {
             self.seal(seq);
         }
         if self.get(seq).is_ok_and(|sequence| sequence.live.is_none_or(|live| live.is_sealed)) {
-            self.release_seat(seq);
+            self.release_tail(seq);
         }
     }
 
-    fn release_seat(&mut self, seq: SeqId) {
-        if let Some(seat) = self.get_mut(seq).and_then(|sequence| sequence.seat.take()) {
-            self.seats.release(seat);
+    fn release_tail(&mut self, seq: SeqId) {
+        if let Some(tail) = self.get_mut(seq).and_then(|sequence| sequence.tail.take()) {
+            self.tails.release(tail);
         }
     }
 }
 
-/// A sequence gives up its live state.
-fn drop_live(ledger: &mut StateLedger, live: Option<Live>) {
+/// Releases the reference of a sequence to its live state.
+fn release_live(ledger: &mut StateLedger, live: Option<LiveState>) {
     if let Some(live) = live {
-        if live.is_sealed { ledger.remove_end(live.slot) } else { ledger.disown(live.slot) }
+        if live.is_sealed { ledger.unpin(live.slot) } else { ledger.remove_owner(live.slot) }
     }
 }
 
-/// A sequence gives up checkpoints; evicted ones are not its own any more.
-fn disown(ledger: &mut StateLedger, checkpoints: &[Checkpoint]) {
+/// Releases the references of a sequence to checkpoints. Evicted ones have none any more.
+fn release_checkpoints(ledger: &mut StateLedger, checkpoints: &[Checkpoint]) {
     for checkpoint in checkpoints {
         if ledger.is_current(checkpoint) {
-            ledger.disown(checkpoint.slot);
+            ledger.remove_owner(checkpoint.slot);
         }
     }
 }
 
-/// A sequence gives up its checkpoints behind `to`.
-fn truncate(ledger: &mut StateLedger, checkpoints: &mut Vec<Checkpoint>, to: Position) {
-    let count = checkpoints.partition_point(|checkpoint| checkpoint.at <= to);
-    disown(ledger, &checkpoints[count..]);
+/// Removes a sequence's checkpoints above `to`.
+fn truncate_checkpoints(ledger: &mut StateLedger, checkpoints: &mut Vec<Checkpoint>, to: Position) {
+    let count = checkpoints.partition_point(|checkpoint| checkpoint.position <= to);
+    release_checkpoints(ledger, &checkpoints[count..]);
     checkpoints.truncate(count);
 }

@@ -1,23 +1,24 @@
-//! `StatesInFlight`: the state rows of steps in flight, as they go into plans, and what a cancel
-//! restores.
+//! `StatesInFlight`: the state rows of the steps in flight, and what canceling a step restores.
 
 use crate::contract::ids::{Position, SeqId, StepId};
 use crate::contract::state_section::{StateRow, StateSave};
-use crate::grouped::states::sequence::Live;
+use crate::grouped::states::sequence::LiveState;
 use std::collections::VecDeque;
 
 /// One batch row of a claimed step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowInFlight {
     pub(crate) seq: SeqId,
-    /// As the plan has it; its `tail` is the seat.
-    pub(crate) row: StateRow,
-    /// Live state of the sequence before the claim, and its length.
-    pub(crate) before: Option<Live>,
-    pub(crate) start: Position,
-    /// Whether the claim took the seat.
-    pub(crate) took_seat: bool,
-    /// Whether a cancel returns the sequence to `before`. A rewind to `start` or below it ends that.
+    /// The row as the plan has it.
+    pub(crate) planned: StateRow,
+    /// Live state of the sequence before the claim.
+    pub(crate) live_before: Option<LiveState>,
+    /// Length of the sequence before the claim.
+    pub(crate) len_before: Position,
+    /// Whether the claim took the tail.
+    pub(crate) took_tail: bool,
+    /// Whether canceling the step restores `live_before`. Cleared by a rewind to
+    /// `len_before` or below.
     pub(crate) is_restorable: bool,
 }
 
@@ -30,13 +31,13 @@ pub(crate) struct StepInFlight {
 }
 
 impl StepInFlight {
-    /// The saves of a row.
+    /// The saves of a row of this step.
     pub(crate) fn saves_of(&self, row: &RowInFlight) -> &[StateSave] {
-        &self.saves[row.row.saves.range()]
+        &self.saves[row.planned.saves.range()]
     }
 }
 
-/// The claimed steps, oldest first. The primary cache checks their order.
+/// The claimed steps, oldest first. The caller checks their order with the primary cache.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StatesInFlight {
     steps: VecDeque<StepInFlight>,
@@ -44,7 +45,7 @@ pub(crate) struct StatesInFlight {
 }
 
 impl StatesInFlight {
-    /// Begins a step, in memory of an earlier one.
+    /// A step without rows, which reuses the memory of an ended one.
     pub(crate) fn begin(&mut self, step: StepId) -> StepInFlight {
         StepInFlight { step, ..self.spare.pop().unwrap_or_default() }
     }
@@ -67,7 +68,7 @@ impl StatesInFlight {
         if is_newest { self.steps.pop_back() } else { None }
     }
 
-    /// Keeps the memory of an ended step.
+    /// Keeps the memory of an ended step for `begin`.
     pub(crate) fn recycle(&mut self, mut step: StepInFlight) {
         step.rows.clear();
         step.saves.clear();
@@ -78,7 +79,7 @@ impl StatesInFlight {
         self.steps.iter()
     }
 
-    /// The rows of a sequence, mutable.
+    /// The rows of a sequence in all steps.
     pub(crate) fn rows_of(&mut self, seq: SeqId) -> impl Iterator<Item = &mut RowInFlight> {
         self.steps.iter_mut().flat_map(|flight| &mut flight.rows).filter(move |row| row.seq == seq)
     }

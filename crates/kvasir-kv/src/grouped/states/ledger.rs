@@ -1,20 +1,24 @@
-//! `StateLedger`: content and reference counts of each slot of the state pool, and which checkpoint is
-//! evicted for another one.
+//! `StateLedger`: content and reference counts of each slot of the state pool, and the eviction of
+//! checkpoints.
 //!
-//! A slot is *live* or a *checkpoint*, each with reference counts:
+//! A slot is free, a *live* state or a *checkpoint*. Its references are:
 //!
-//! - *owners*: sequences whose lists have it, or the sequence whose live state it is;
+//! - *owners*: the sequence whose live state it is, or the sequences that list the checkpoint;
 //! - *leases*: rows of steps in flight that read or write it;
-//! - *ends*: sequences that continue from this checkpoint;
-//! - an *anchor* makes a checkpoint findable by the content of the prefix cache.
+//! - *pins*: sequences whose next step reads this checkpoint;
+//! - an *anchor*, through which prefix lookups find the checkpoint.
 //!
-//! Invariants: a slot without owner, lease and anchor is free. At most `max_checkpoints` are
-//! checkpoints. A checkpoint with a lease or an end is not evicted; any other one may be, owned or
-//! not. Evicted is the least `recompute / (1 + age)`: `recompute` is the cost of the positions from
-//! the checkpoint before it, which a removal widens; age counts checkpoints stored since its last
-//! use. So checkpoints thin out with age.
+//! Invariants:
+//!
+//! - A slot without owner, lease, pin and anchor is free.
+//! - At most `max_checkpoints` slots are checkpoints.
+//! - A checkpoint with a lease or a pin is not evicted; any other one may be, even one with owners.
+//!
+//! The victim is the checkpoint with the lowest `recompute / (1 + age)`. `recompute` is the cost of
+//! the positions since the previous checkpoint, which grows when that one is evicted. `age` is the
+//! number of checkpoints stored since its last use. So old checkpoints become sparser.
 
-use crate::contract::group::{Anchor, StateCosts};
+use crate::contract::group::{Anchor, RecomputeCosts};
 use crate::contract::ids::{Position, Slot};
 use crate::grouped::states::checkpoint::Checkpoint;
 use crate::shared::id_set::IdSet;
@@ -22,7 +26,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
 
-/// What a slot holds.
+/// What a slot of the pool holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Role {
     #[default]
@@ -37,20 +41,22 @@ struct StateSlot {
     role: Role,
     uses: StateUses,
     anchor: Option<Anchor>,
-    /// Of a checkpoint: tokens that it covers, its number, and the checkpoint before it.
-    at: Position,
+    /// Number of tokens that the checkpoint covers.
+    position: Position,
+    /// Number of the checkpoint; see [`Checkpoint::number`].
     number: u64,
+    /// Slot of the previous checkpoint of the same prefix.
     previous: Option<Slot>,
-    /// Checkpoints stored when it was used last.
-    used_at: u64,
+    /// Value of [`StateLedger::stored`] at the last use of the checkpoint.
+    last_use: u64,
 }
 
-/// Reference counts of a slot.
+/// Reference counts of a slot; the module documentation defines them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StateUses {
     pub(crate) owners: u32,
     pub(crate) leases: u32,
-    pub(crate) ends: u32,
+    pub(crate) pins: u32,
 }
 
 /// Reference counts, roles and anchors of all slots.
@@ -61,9 +67,9 @@ pub(crate) struct StateLedger {
     by_anchor: HashMap<Anchor, Slot, BuildHasherDefault<DefaultHasher>>,
     checkpoints: u32,
     max_checkpoints: u32,
-    /// Checkpoints stored so far: their numbers, and the clock of their ages.
+    /// Number of checkpoints stored so far. Numbers the checkpoints and measures their ages.
     stored: u64,
-    pub(crate) costs: StateCosts,
+    pub(crate) costs: RecomputeCosts,
 }
 
 impl StateLedger {
@@ -77,31 +83,31 @@ impl StateLedger {
             checkpoints: 0,
             max_checkpoints,
             stored: 0,
-            costs: StateCosts::default(),
+            costs: RecomputeCosts::default(),
         }
     }
 
-    /// Whether a reference still names the state that it named at first.
+    /// Whether the slot still holds this checkpoint, i.e. it was not evicted.
     pub(crate) fn is_current(&self, checkpoint: &Checkpoint) -> bool {
         let slot = &self.slots[checkpoint.slot as usize];
         slot.role == Role::Checkpoint && slot.number == checkpoint.number
     }
 
-    /// The checkpoint in a slot.
+    /// The checkpoint that a slot holds.
     pub(crate) fn checkpoint_in(&self, slot: Slot) -> Checkpoint {
-        let StateSlot { at, number, .. } = self.slots[slot as usize];
-        Checkpoint { at, slot, number }
+        let StateSlot { position, number, .. } = self.slots[slot as usize];
+        Checkpoint { position, slot, number }
     }
 
-    /// Slots that live states can take: free ones, and checkpoints that may be evicted.
+    /// Number of slots that `take_live` can provide: free ones and evictable checkpoints.
     pub(crate) fn available(&self) -> u32 {
         self.free.len() + self.slots.iter().filter(|slot| is_evictable(slot)).count() as u32
     }
 
-    /// Takes a slot for a live state with one owner, if need be of an evicted checkpoint.
+    /// Takes a slot for a live state with one owner. Evicts a checkpoint if no slot is free.
     pub(crate) fn take_live(&mut self) -> Option<Slot> {
         if self.free.len() == 0 {
-            let victim = self.least_worth()?;
+            let victim = self.find_victim()?;
             self.evict(victim);
         }
         let slot = self.free.first()?;
@@ -111,96 +117,113 @@ impl StateLedger {
         Some(slot)
     }
 
-    /// Stores a checkpoint in a slot of its own, with one owner. `previous` is the checkpoint before
-    /// it. `None` if no other one is worth less.
-    pub(crate) fn store(&mut self, at: Position, previous: Option<&Checkpoint>) -> Option<Checkpoint> {
+    /// Takes a slot for a new checkpoint with one owner; a step will write it. `previous` is the
+    /// sequence's checkpoint before `position`. `None` if the pool is full and every evictable
+    /// checkpoint has a higher retention value.
+    pub(crate) fn store(&mut self, position: Position, previous: Option<&Checkpoint>) -> Option<Checkpoint> {
         let previous = previous.filter(|previous| self.is_current(previous)).map(|previous| previous.slot);
         let before = previous.and_then(|previous| self.slots[previous as usize].previous);
-        if !self.make_room(at, previous) {
+        if !self.make_room(position, previous) {
             return None;
         }
         let slot = self.free.first()?;
         self.free.remove(slot);
         self.slots[slot as usize].uses.owners = 1;
-        Some(self.becomes_checkpoint(slot, at, [previous, before]))
+        Some(self.set_checkpoint(slot, position, [previous, before]))
     }
 
-    /// Makes a live state a checkpoint. `None` if no other one is worth less.
+    /// Makes a live state a checkpoint. `None` under the condition of [`StateLedger::store`].
     pub(crate) fn seal(
         &mut self,
         slot: Slot,
-        at: Position,
+        position: Position,
         previous: Option<&Checkpoint>,
     ) -> Option<Checkpoint> {
         debug_assert_eq!(self.slots[slot as usize].role, Role::Live);
         let previous = previous.filter(|previous| self.is_current(previous)).map(|previous| previous.slot);
         let before = previous.and_then(|previous| self.slots[previous as usize].previous);
-        self.make_room(at, previous).then(|| self.becomes_checkpoint(slot, at, [previous, before]))
+        self.make_room(position, previous).then(|| self.set_checkpoint(slot, position, [previous, before]))
     }
 
-    /// `before` are the checkpoint before it and the one before that: making room may have evicted
-    /// the first.
-    fn becomes_checkpoint(&mut self, slot: Slot, at: Position, before: [Option<Slot>; 2]) -> Checkpoint {
+    /// Turns a slot into a checkpoint. `candidates` are the previous checkpoint and the one before
+    /// that: `make_room` may have evicted the first.
+    fn set_checkpoint(
+        &mut self,
+        slot: Slot,
+        position: Position,
+        candidates: [Option<Slot>; 2],
+    ) -> Checkpoint {
         self.checkpoints += 1;
         self.stored += 1;
         let (number, uses) = (self.stored, self.slots[slot as usize].uses);
-        let is_kept = |before: &Slot| self.slots[*before as usize].role == Role::Checkpoint;
-        let previous = before.into_iter().flatten().find(is_kept);
-        self.slots[slot as usize] =
-            StateSlot { role: Role::Checkpoint, uses, anchor: None, at, number, previous, used_at: number };
-        Checkpoint { at, slot, number }
+        let is_checkpoint = |slot: &Slot| self.slots[*slot as usize].role == Role::Checkpoint;
+        let previous = candidates.into_iter().flatten().find(is_checkpoint);
+        self.slots[slot as usize] = StateSlot {
+            role: Role::Checkpoint,
+            uses,
+            anchor: None,
+            position,
+            number,
+            previous,
+            last_use: number,
+        };
+        Checkpoint { position, slot, number }
     }
 
-    /// Returns a slot that a canceled step would have written to the sequence whose live state it
-    /// held before. Only that step refers to it.
+    /// Makes a slot the live state of its sequence again, after the step that would have
+    /// overwritten it was canceled. Only that step's lease may refer to the slot.
     pub(crate) fn restore_live(&mut self, slot: Slot) {
         let state = self.slots[slot as usize];
         debug_assert!(state.uses.owners == 0 && state.uses.leases > 0 && state.anchor.is_none());
         if state.role == Role::Checkpoint {
-            self.forget(slot);
+            self.remove_checkpoint(slot);
         }
         let uses = StateUses { owners: 1, ..state.uses };
         self.slots[slot as usize] = StateSlot { role: Role::Live, uses, ..StateSlot::default() };
     }
 
-    /// Whether a new checkpoint may be stored, after evicting one that is worth less if need be.
-    fn make_room(&mut self, at: Position, previous: Option<Slot>) -> bool {
+    /// Whether a new checkpoint may be stored. Evicts one of lower retention value if the maximum
+    /// is reached.
+    fn make_room(&mut self, position: Position, previous: Option<Slot>) -> bool {
         if self.checkpoints < self.max_checkpoints {
             return true;
         }
-        let Some(victim) = self.least_worth() else { return false };
-        let from = previous.map_or(0, |previous| self.slots[previous as usize].at);
-        let worth = Worth { recompute: self.costs.recompute(from, at), age: 0 };
-        if worth < self.worth(victim) {
+        let Some(victim) = self.find_victim() else { return false };
+        let from = previous.map_or(0, |previous| self.slots[previous as usize].position);
+        let value = RetentionValue { recompute: self.costs.recompute(from, position), age: 0 };
+        if value < self.retention_value(victim) {
             return false;
         }
         self.evict(victim);
         true
     }
 
-    /// The evictable checkpoint that is worth least; of equal ones the oldest.
-    fn least_worth(&self) -> Option<Slot> {
+    /// The evictable checkpoint of the lowest retention value; of equal ones the oldest. Linear in
+    /// the slots.
+    fn find_victim(&self) -> Option<Slot> {
         let evictable = (0..).zip(&self.slots).filter(|(_, slot)| is_evictable(slot));
-        let worth = evictable.map(|(at, slot)| (self.worth(at), slot.number, at));
-        worth.min().map(|(_, _, at)| at)
+        let values = evictable.map(|(index, slot)| (self.retention_value(index), slot.number, index));
+        values.min().map(|(_, _, index)| index)
     }
 
-    fn worth(&self, slot: Slot) -> Worth {
+    fn retention_value(&self, slot: Slot) -> RetentionValue {
         let state = &self.slots[slot as usize];
-        let from = state.previous.map_or(0, |previous| self.slots[previous as usize].at);
-        Worth { recompute: self.costs.recompute(from, state.at), age: self.stored - state.used_at }
+        let from = state.previous.map_or(0, |previous| self.slots[previous as usize].position);
+        let recompute = self.costs.recompute(from, state.position);
+        RetentionValue { recompute, age: self.stored - state.last_use }
     }
 
-    /// Frees a checkpoint that no step and no end of a sequence needs; its owners lose it.
+    /// Frees the slot of an evictable checkpoint. The references in its owners' lists become stale.
     fn evict(&mut self, slot: Slot) {
         debug_assert!(is_evictable(&self.slots[slot as usize]));
-        self.forget(slot);
+        self.remove_checkpoint(slot);
         self.slots[slot as usize] = StateSlot::default();
         self.free.insert(slot);
     }
 
-    /// Ends the life of a checkpoint: no anchor leads to it, and the gap of the next one widens.
-    fn forget(&mut self, slot: Slot) {
+    /// Removes a checkpoint from the anchor map and from the chain of previous checkpoints. The
+    /// caller resets the slot. Linear in the slots.
+    fn remove_checkpoint(&mut self, slot: Slot) {
         let StateSlot { anchor, previous, .. } = self.slots[slot as usize];
         if let Some(anchor) = anchor {
             self.by_anchor.remove(&anchor);
@@ -213,30 +236,30 @@ impl StateLedger {
         self.checkpoints -= 1;
     }
 
-    /// Frees a slot to which nothing refers any more.
+    /// Frees a slot that has no references and no anchor.
     fn free_if_unused(&mut self, slot: Slot) {
         let state = self.slots[slot as usize];
         if state.uses == StateUses::default() && state.anchor.is_none() {
             if state.role == Role::Checkpoint {
-                self.forget(slot);
+                self.remove_checkpoint(slot);
             }
             self.slots[slot as usize] = StateSlot::default();
             self.free.insert(slot);
         }
     }
 
-    /// `slot` is the checkpoint before `next` from now on.
-    pub(crate) fn precede(&mut self, next: &Checkpoint, slot: Slot) {
+    /// Makes `slot` the previous checkpoint of `next`.
+    pub(crate) fn set_previous(&mut self, next: &Checkpoint, slot: Slot) {
         if self.is_current(next) {
             self.slots[next.slot as usize].previous = Some(slot);
         }
     }
 
-    pub(crate) fn own(&mut self, slot: Slot) {
+    pub(crate) fn add_owner(&mut self, slot: Slot) {
         self.slots[slot as usize].uses.owners += 1;
     }
 
-    pub(crate) fn disown(&mut self, slot: Slot) {
+    pub(crate) fn remove_owner(&mut self, slot: Slot) {
         self.slots[slot as usize].uses.owners -= 1;
         self.free_if_unused(slot);
     }
@@ -250,27 +273,27 @@ impl StateLedger {
         self.free_if_unused(slot);
     }
 
-    /// A sequence continues from this checkpoint: it is not evicted.
-    pub(crate) fn add_end(&mut self, slot: Slot) {
-        self.slots[slot as usize].uses.ends += 1;
+    /// Protects a checkpoint from eviction: the next step of a sequence reads it.
+    pub(crate) fn pin(&mut self, slot: Slot) {
+        self.slots[slot as usize].uses.pins += 1;
     }
 
-    pub(crate) fn remove_end(&mut self, slot: Slot) {
-        self.slots[slot as usize].uses.ends -= 1;
+    pub(crate) fn unpin(&mut self, slot: Slot) {
+        self.slots[slot as usize].uses.pins -= 1;
         self.free_if_unused(slot);
     }
 
-    /// Counts as a use for the eviction order.
+    /// Records a use of a checkpoint, which resets its age.
     pub(crate) fn touch(&mut self, slot: Slot) {
-        self.slots[slot as usize].used_at = self.stored;
+        self.slots[slot as usize].last_use = self.stored;
     }
 
-    /// The checkpoint at an anchor's end.
-    pub(crate) fn anchored(&self, anchor: Anchor) -> Option<Checkpoint> {
+    /// The checkpoint at the end of a published block.
+    pub(crate) fn find(&self, anchor: Anchor) -> Option<Checkpoint> {
         self.by_anchor.get(&anchor).map(|&slot| self.checkpoint_in(slot))
     }
 
-    /// Makes a checkpoint findable, unless the anchor or the checkpoint has a partner.
+    /// Makes a checkpoint findable through an anchor. Does nothing if either is linked already.
     pub(crate) fn link(&mut self, slot: Slot, anchor: Anchor) {
         let state = &mut self.slots[slot as usize];
         if state.anchor.is_none() && !self.by_anchor.contains_key(&anchor) {
@@ -279,7 +302,8 @@ impl StateLedger {
         }
     }
 
-    /// The content of an anchor cannot be found any more.
+    /// Removes the link of an anchor whose block left the prefix cache. Frees the checkpoint if it
+    /// has no owners.
     pub(crate) fn unlink(&mut self, anchor: Anchor) {
         if let Some(slot) = self.by_anchor.remove(&anchor) {
             self.slots[slot as usize].anchor = None;
@@ -295,119 +319,127 @@ impl StateLedger {
     /// Compares all counts with `expected`, and checks roles, anchors and the free list.
     pub(crate) fn check(&self, expected: &[StateUses]) -> Result<(), String> {
         let mut checkpoints = 0;
-        for (at, (slot, want)) in (0..).zip(self.slots.iter().zip(expected)) {
-            if slot.uses != *want {
-                return Err(format!("state slot {at} counts {:?}, its users are {want:?}", slot.uses));
+        for (number, (slot, expected)) in (0..).zip(self.slots.iter().zip(expected)) {
+            if slot.uses != *expected {
+                let uses = slot.uses;
+                return Err(format!("state slot {number} has counts {uses:?}, expected {expected:?}"));
             }
             let is_used = slot.uses != StateUses::default() || slot.anchor.is_some();
-            if is_used == self.free.contains(at) || is_used != (slot.role != Role::Free) {
-                return Err(format!("state slot {at} is {slot:?}, free: {}", self.free.contains(at)));
+            let is_free = self.free.contains(number);
+            if is_used == is_free || is_used != (slot.role != Role::Free) {
+                return Err(format!("state slot {number} is {slot:?}, in the free list: {is_free}"));
             }
-            if slot.anchor.is_some_and(|anchor| self.by_anchor.get(&anchor) != Some(&at)) {
-                return Err(format!("state slot {at} is not at its anchor"));
+            if slot.anchor.is_some_and(|anchor| self.by_anchor.get(&anchor) != Some(&number)) {
+                return Err(format!("state slot {number} is not linked to its anchor"));
             }
-            let before = slot.previous.map(|previous| &self.slots[previous as usize]);
-            if before.is_some_and(|before| before.role != Role::Checkpoint || before.at > slot.at) {
-                return Err(format!("the checkpoint before state slot {at} is {before:?}"));
+            let previous = slot.previous.map(|previous| &self.slots[previous as usize]);
+            let is_wrong =
+                |previous: &StateSlot| previous.role != Role::Checkpoint || previous.position > slot.position;
+            if previous.is_some_and(is_wrong) {
+                return Err(format!("the previous checkpoint of state slot {number} is {previous:?}"));
             }
             checkpoints += u32::from(slot.role == Role::Checkpoint);
         }
-        let anchored = self.slots.iter().filter(|slot| slot.anchor.is_some()).count();
-        if anchored != self.by_anchor.len() {
-            return Err(format!("{} anchors for {anchored} states", self.by_anchor.len()));
+        let linked = self.slots.iter().filter(|slot| slot.anchor.is_some()).count();
+        if linked != self.by_anchor.len() {
+            return Err(format!("{} anchors are linked to {linked} checkpoints", self.by_anchor.len()));
         }
         if checkpoints != self.checkpoints || checkpoints > self.max_checkpoints {
-            return Err(format!("{checkpoints} checkpoints of {}", self.max_checkpoints));
+            return Err(format!(
+                "{checkpoints} checkpoints, counted as {}, maximum {}",
+                self.checkpoints, self.max_checkpoints
+            ));
         }
         Ok(())
     }
 }
 
 fn is_evictable(slot: &StateSlot) -> bool {
-    slot.role == Role::Checkpoint && slot.uses.leases == 0 && slot.uses.ends == 0
+    slot.role == Role::Checkpoint && slot.uses.leases == 0 && slot.uses.pins == 0
 }
 
-/// Value of a checkpoint: `recompute / (1 + age)`.
+/// `recompute / (1 + age)` of a checkpoint, compared as a fraction: the lowest is evicted first.
 #[derive(Clone, Copy, Debug)]
-struct Worth {
+struct RetentionValue {
     recompute: u64,
     age: u64,
 }
 
-impl Ord for Worth {
+impl Ord for RetentionValue {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         let scaled = |a: u64, b: u64| u128::from(a) * (u128::from(b) + 1);
         scaled(self.recompute, other.age).cmp(&scaled(other.recompute, self.age))
     }
 }
 
-impl PartialOrd for Worth {
+impl PartialOrd for RetentionValue {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Worth {
+impl PartialEq for RetentionValue {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Worth {}
+impl Eq for RetentionValue {}
 
 #[cfg(test)]
 mod tests {
     use crate::grouped::states::ledger::*;
 
-    /// A ledger with findable checkpoints at these positions, each without owners.
+    /// A ledger with linked checkpoints at these positions, without owners.
     fn filled(positions: &[Position], max: u32) -> (StateLedger, Vec<Checkpoint>) {
         let mut ledger = StateLedger::new(max + 1, max);
         let mut stored: Vec<Checkpoint> = Vec::new();
-        for &at in positions {
-            let checkpoint = ledger.store(at, stored.last()).unwrap();
-            ledger.link(checkpoint.slot, Anchor(u64::from(at)));
-            ledger.disown(checkpoint.slot);
+        for &position in positions {
+            let checkpoint = ledger.store(position, stored.last()).unwrap();
+            ledger.link(checkpoint.slot, Anchor(u64::from(position)));
+            ledger.remove_owner(checkpoint.slot);
             stored.push(checkpoint);
         }
         (ledger, stored)
     }
 
     #[test]
-    fn the_cheapest_to_recompute_is_evicted() {
+    fn the_checkpoint_cheapest_to_recompute_is_evicted() {
         let (mut ledger, stored) = filled(&[100, 110, 300], 3);
         let new = ledger.store(500, stored.last()).unwrap();
-        assert_eq!(ledger.anchored(Anchor(110)), None);
-        assert!(ledger.anchored(Anchor(100)).is_some() && ledger.anchored(Anchor(300)).is_some());
+        assert_eq!(ledger.find(Anchor(110)), None);
+        assert!(ledger.find(Anchor(100)).is_some() && ledger.find(Anchor(300)).is_some());
         assert!(ledger.is_current(&new) && !ledger.is_current(&stored[1]));
-        // The gap of 300 is now 200 positions wide, those of 100 and 500 are 100 and 200.
-        assert_eq!(ledger.worth(stored[2].slot), Worth { recompute: 100, age: 0 });
+        // Recomputing 300 starts at 100 now, since 110 was evicted: 200 positions, over 1 + age 1.
+        let value = ledger.retention_value(stored[2].slot);
+        assert_eq!((value.recompute, value.age), (200, 1));
     }
 
     #[test]
-    fn a_checkpoint_worth_less_than_all_others_is_not_stored() {
+    fn a_checkpoint_of_the_lowest_value_is_not_stored() {
         let (mut ledger, stored) = filled(&[100, 200], 2);
         assert_eq!(ledger.store(201, stored.last()), None);
         assert_eq!(ledger.checkpoints, 2);
         stored.iter().for_each(|checkpoint| ledger.lease(checkpoint.slot));
-        assert_eq!(ledger.store(9000, stored.last()), None, "leased checkpoints stay");
+        assert_eq!(ledger.store(9000, stored.last()), None, "leased checkpoints are not evicted");
     }
 
     #[test]
-    fn use_makes_young_again() {
+    fn a_use_resets_the_age() {
         let (mut ledger, stored) = filled(&[100, 200, 300], 3);
         ledger.touch(stored[0].slot);
         ledger.store(400, stored.last()).unwrap();
-        assert_eq!(ledger.anchored(Anchor(200)), None);
+        assert_eq!(ledger.find(Anchor(200)), None);
     }
 
     #[test]
-    fn an_unlinked_checkpoint_without_owners_is_free() {
+    fn unlinking_a_checkpoint_without_owners_frees_it() {
         let (mut ledger, stored) = filled(&[100, 200], 2);
-        ledger.own(stored[1].slot);
+        ledger.add_owner(stored[1].slot);
         ledger.unlink(Anchor(100));
         ledger.unlink(Anchor(200));
         assert_eq!((ledger.checkpoints, ledger.free.len()), (1, 2));
-        ledger.disown(stored[1].slot);
+        ledger.remove_owner(stored[1].slot);
         assert_eq!((ledger.checkpoints, ledger.free.len()), (0, 3));
         ledger.check(&[StateUses::default(); 3]).unwrap();
     }

@@ -1,154 +1,165 @@
-//! `StateSequence`: the live state, the checkpoints and the marks of one sequence, and at which
-//! positions its steps store checkpoints.
+//! `StateSequence`: the live state, the checkpoints and the marks of one sequence, and the
+//! positions at which its steps store checkpoints.
 //!
-//! Positions are ends of blocks:
+//! These positions are block boundaries:
 //!
-//! 1. *marks*: where the caller expects other prompts or turns to begin;
+//! 1. *marks*: positions at which the caller expects a later prompt or turn to diverge;
 //! 2. multiples of the interval;
-//! 3. the *trail*: the last two ends of blocks, for a stop string that takes tokens back. A step of
-//!    more than a block leaves none inside it, since decoding passes them one by one.
+//! 3. the last two boundaries that decoding has passed (*recent*), for a stop string that removes
+//!    tokens. A step of more than a block stores a recent checkpoint only at its end.
 //!
-//! Invariant: the list of checkpoints rises, and none is behind the live state.
+//! Invariant: checkpoints are sorted by position, and none is above the live state's.
 
 use crate::contract::ids::{Position, Slot};
 use crate::grouped::states::checkpoint::Checkpoint;
 
 /// The newest state of a sequence, steps in flight included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Live {
+pub(crate) struct LiveState {
     pub(crate) slot: Slot,
-    /// Tokens that it covers.
-    pub(crate) at: Position,
-    /// Tokens behind it whose inputs are in the tail: drafts, until the next step replays those that
-    /// were accepted.
-    pub(crate) rows: u32,
-    /// Whether it is a checkpoint, so that the next step writes another slot.
+    /// Number of tokens that it covers.
+    pub(crate) position: Position,
+    /// Number of draft tokens after it whose inputs are in the tail. The next step replays those
+    /// that a rewind has left.
+    pub(crate) tail_len: u32,
+    /// Whether it is also a checkpoint, so that the next step must write another slot.
     pub(crate) is_sealed: bool,
 }
 
-/// Ends of blocks, and the distance of regular checkpoints.
+/// Block size, and the distance of regular checkpoints.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
-    pub(crate) block: u32,
-    /// A multiple of `block`; 0: none.
+pub(crate) struct CheckpointSpacing {
+    pub(crate) block_size: u32,
+    /// A multiple of `block_size`; 0 for no regular checkpoints.
     pub(crate) interval: u32,
 }
 
-impl Grid {
-    /// The last end of a block up to `at`.
-    pub(crate) fn floor(self, at: Position) -> Position {
-        at / self.block * self.block
+impl CheckpointSpacing {
+    /// The last block boundary at or before `position`.
+    pub(crate) fn floor(self, position: Position) -> Position {
+        position / self.block_size * self.block_size
     }
 }
 
 /// The states of one sequence.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StateSequence {
-    pub(crate) live: Option<Live>,
+    pub(crate) live: Option<LiveState>,
     pub(crate) checkpoints: Vec<Checkpoint>,
-    /// Number of its seat.
-    pub(crate) seat: Option<u32>,
-    /// Ends of blocks, rising.
+    /// Number of its tail in the `TailPool`, if it has one.
+    pub(crate) tail: Option<u32>,
+    /// Block boundaries, sorted.
     marks: Vec<Position>,
-    /// Positions of the trail, the newest first.
-    trail: [Option<Position>; 2],
+    /// The last two block boundaries that decoding has passed, the newest first.
+    recent: [Option<Position>; 2],
 }
 
 impl StateSequence {
-    /// Tokens that its states cover, those in the tail included.
-    pub(crate) fn end(&self) -> Position {
-        self.live.map_or(0, |live| live.at + live.rows)
+    /// Number of tokens that the live state and the tail cover.
+    pub(crate) fn covered_len(&self) -> Position {
+        self.live.map_or(0, |live| live.position + live.tail_len)
     }
 
-    /// Adds marks behind the live state. Returns whether the live state itself was marked.
-    pub(crate) fn mark(&mut self, at: &[Position], grid: Grid) -> bool {
-        let reached = self.live.map_or(0, |live| live.at);
-        for &at in at {
-            let at = grid.floor(at);
-            if at >= reached.max(1)
-                && let Err(place) = self.marks.binary_search(&at)
+    /// Adds marks at or after the live state's position, rounded down to block boundaries. Returns
+    /// whether the live state itself is marked.
+    pub(crate) fn mark(&mut self, positions: &[Position], spacing: CheckpointSpacing) -> bool {
+        let reached = self.live.map_or(0, |live| live.position);
+        for &position in positions {
+            let mark = spacing.floor(position);
+            if mark >= reached.max(1)
+                && let Err(index) = self.marks.binary_search(&mark)
             {
-                self.marks.insert(place, at);
+                self.marks.insert(index, mark);
             }
         }
         self.marks.binary_search(&reached).is_ok()
     }
 
-    /// Whether a checkpoint at `at` outlasts the trail.
-    fn is_lasting(&self, at: Position, grid: Grid) -> bool {
-        self.marks.binary_search(&at).is_ok() || grid.interval > 0 && at.is_multiple_of(grid.interval)
+    /// Whether a checkpoint is stored at `position` for a mark or the interval.
+    fn is_marked_or_regular(&self, position: Position, spacing: CheckpointSpacing) -> bool {
+        self.marks.binary_search(&position).is_ok()
+            || spacing.interval > 0 && position.is_multiple_of(spacing.interval)
     }
 
-    /// Appends where a step that computes the tokens `from .. to` stores checkpoints, the most useful
-    /// first: marks, regular ones, and the next position of the trail, which is returned, too.
-    pub(crate) fn wanted(
+    /// Appends the positions at which a step over the tokens `from .. to` stores checkpoints, the
+    /// most useful first: marks, regular ones, and the new recent boundary. Returns the latter.
+    pub(crate) fn checkpoint_positions(
         &self,
         from: Position,
         to: Position,
-        grid: Grid,
-        wanted: &mut Vec<Position>,
+        spacing: CheckpointSpacing,
+        positions: &mut Vec<Position>,
     ) -> Option<Position> {
         let first = self.marks.partition_point(|&mark| mark <= from);
-        wanted.extend(self.marks[first..].iter().take_while(|&&mark| mark <= to));
-        if let Some(passed) = from.checked_div(grid.interval) {
-            let regular = (passed + 1..).map_while(|n| n.checked_mul(grid.interval));
-            wanted.extend(
-                regular.take_while(|&at| at <= to).filter(|at| self.marks.binary_search(at).is_err()),
-            );
+        positions.extend(self.marks[first..].iter().take_while(|&&mark| mark <= to));
+        if let Some(passed) = from.checked_div(spacing.interval) {
+            let regular = (passed + 1..).map_while(|n| n.checked_mul(spacing.interval));
+            let regular = regular.take_while(|&position| position <= to);
+            positions.extend(regular.filter(|position| self.marks.binary_search(position).is_err()));
         }
-        let newest = grid.floor(to);
-        let trail = (newest > from && (newest == to || to - from <= grid.block)).then_some(newest);
-        wanted.extend(trail.filter(|&at| !self.is_lasting(at, grid)));
-        trail
+        let newest = spacing.floor(to);
+        let recent = (newest > from && (newest == to || to - from <= spacing.block_size)).then_some(newest);
+        positions.extend(recent.filter(|&position| !self.is_marked_or_regular(position, spacing)));
+        recent
     }
 
-    /// Moves the trail on to `at`. Returns the checkpoint that it leaves behind.
-    pub(crate) fn follow(&mut self, at: Position, grid: Grid) -> Option<Checkpoint> {
-        let left = self.trail[1].filter(|&left| !self.is_lasting(left, grid));
-        self.trail = [Some(at), self.trail[0]];
-        let place = self.checkpoints.binary_search_by_key(&left?, |checkpoint| checkpoint.at).ok()?;
-        Some(self.checkpoints.remove(place))
+    /// Adds a recent boundary, which displaces the older one. Removes and returns the displaced
+    /// boundary's checkpoint unless it is marked or regular.
+    pub(crate) fn push_recent(
+        &mut self,
+        boundary: Position,
+        spacing: CheckpointSpacing,
+    ) -> Option<Checkpoint> {
+        let displaced = self.recent[1].filter(|&old| !self.is_marked_or_regular(old, spacing));
+        self.recent = [Some(boundary), self.recent[0]];
+        let displaced = displaced?;
+        let index = self.checkpoints.binary_search_by_key(&displaced, |checkpoint| checkpoint.position);
+        Some(self.checkpoints.remove(index.ok()?))
     }
 
-    /// Adds a checkpoint in order of position. Returns the one behind it.
+    /// Adds a checkpoint in order of position. Returns the next one after it.
     pub(crate) fn insert(&mut self, checkpoint: Checkpoint) -> Option<Checkpoint> {
-        let place = self.checkpoints.partition_point(|other| other.at < checkpoint.at);
-        self.checkpoints.insert(place, checkpoint);
-        self.checkpoints.get(place + 1).copied()
+        let index = self.checkpoints.partition_point(|other| other.position < checkpoint.position);
+        self.checkpoints.insert(index, checkpoint);
+        self.checkpoints.get(index + 1).copied()
     }
 
-    /// The last checkpoint up to `to` that `is_current` accepts.
+    /// The last checkpoint at or before `to` that `is_current` accepts.
     pub(crate) fn last_checkpoint(
         &self,
         to: Position,
         is_current: impl Fn(&Checkpoint) -> bool,
     ) -> Option<Checkpoint> {
-        let count = self.checkpoints.partition_point(|checkpoint| checkpoint.at <= to);
+        let count = self.checkpoints.partition_point(|checkpoint| checkpoint.position <= to);
         self.checkpoints[..count].iter().rev().copied().find(|checkpoint| is_current(checkpoint))
     }
 
-    /// Drops marks and positions of the trail behind `to`.
-    pub(crate) fn forget_behind(&mut self, to: Position) {
+    /// Drops marks and recent boundaries above `to`.
+    pub(crate) fn truncate_positions(&mut self, to: Position) {
         self.marks.truncate(self.marks.partition_point(|&mark| mark <= to));
-        self.forget_trail_behind(to);
+        self.truncate_recent(to);
     }
 
-    /// Drops positions of the trail behind `to`.
-    pub(crate) fn forget_trail_behind(&mut self, to: Position) {
-        self.trail = self.trail.map(|at| at.filter(|&at| at <= to));
-        if self.trail[0].is_none() {
-            self.trail = [self.trail[1], None];
+    /// Drops recent boundaries above `to`.
+    pub(crate) fn truncate_recent(&mut self, to: Position) {
+        self.recent = self.recent.map(|boundary| boundary.filter(|&boundary| boundary <= to));
+        if self.recent[0].is_none() {
+            self.recent = [self.recent[1], None];
         }
     }
 
-    /// A sequence that continues from the last of these checkpoints. `source` is the sequence whose
-    /// trail they may be on.
+    /// A sequence that continues from the last of these checkpoints. `source` is the sequence that
+    /// it is forked from, whose recent boundaries it takes over.
     pub(crate) fn from_checkpoints(checkpoints: Vec<Checkpoint>, source: Option<&Self>) -> Self {
-        let live =
-            checkpoints.last().map(|last| Live { slot: last.slot, at: last.at, rows: 0, is_sealed: true });
-        let trail = source.map_or([None; 2], |source| source.trail);
-        let mut sequence = Self { live, checkpoints, trail, ..Self::default() };
-        sequence.forget_behind(sequence.end());
+        let live = checkpoints.last().map(|last| LiveState {
+            slot: last.slot,
+            position: last.position,
+            tail_len: 0,
+            is_sealed: true,
+        });
+        let recent = source.map_or([None; 2], |source| source.recent);
+        let mut sequence = Self { live, checkpoints, recent, ..Self::default() };
+        sequence.truncate_positions(sequence.covered_len());
         sequence
     }
 }
@@ -157,36 +168,45 @@ impl StateSequence {
 mod tests {
     use crate::grouped::states::sequence::*;
 
-    const GRID: Grid = Grid { block: 4, interval: 16 };
+    const SPACING: CheckpointSpacing = CheckpointSpacing { block_size: 4, interval: 16 };
 
-    fn wanted(sequence: &StateSequence, from: Position, to: Position) -> (Vec<Position>, Option<Position>) {
-        let mut wanted = Vec::new();
-        let trail = sequence.wanted(from, to, GRID, &mut wanted);
-        (wanted, trail)
+    /// The positions of the checkpoints of a step, and its recent boundary.
+    fn positions(
+        sequence: &StateSequence,
+        from: Position,
+        to: Position,
+    ) -> (Vec<Position>, Option<Position>) {
+        let mut positions = Vec::new();
+        let recent = sequence.checkpoint_positions(from, to, SPACING, &mut positions);
+        (positions, recent)
     }
 
     #[test]
-    fn marks_come_first_then_regular_positions_then_the_trail() {
+    fn marks_precede_regular_and_recent_checkpoints() {
         let mut sequence = StateSequence::default();
-        sequence.mark(&[11, 35, 35, 2], GRID);
-        assert_eq!(wanted(&sequence, 0, 40), (vec![8, 32, 16, 40], Some(40)));
-        assert_eq!(wanted(&sequence, 0, 39), (vec![8, 32, 16], None), "a long step leaves no trail inside");
-        assert_eq!(wanted(&sequence, 8, 11), (vec![], None));
-        assert_eq!(wanted(&sequence, 10, 13), (vec![12], Some(12)));
-        assert_eq!(wanted(&sequence, 13, 16), (vec![16], Some(16)));
+        sequence.mark(&[11, 35, 35, 2], SPACING);
+        assert_eq!(positions(&sequence, 0, 40), (vec![8, 32, 16, 40], Some(40)));
+        assert_eq!(
+            positions(&sequence, 0, 39),
+            (vec![8, 32, 16], None),
+            "no recent boundary inside a long step"
+        );
+        assert_eq!(positions(&sequence, 8, 11), (vec![], None));
+        assert_eq!(positions(&sequence, 10, 13), (vec![12], Some(12)));
+        assert_eq!(positions(&sequence, 13, 16), (vec![16], Some(16)));
     }
 
     #[test]
-    fn the_trail_keeps_two_positions_and_those_that_last() {
+    fn only_two_recent_checkpoints_are_kept_between_regular_ones() {
         let mut sequence = StateSequence::default();
-        let mut left = Vec::new();
-        for at in (4..=28).step_by(4) {
-            left.extend(sequence.follow(at, GRID).map(|checkpoint| checkpoint.at));
-            sequence.insert(Checkpoint { at, slot: at, number: u64::from(at) });
+        let mut removed = Vec::new();
+        for position in (4..=28).step_by(4) {
+            removed.extend(sequence.push_recent(position, SPACING).map(|checkpoint| checkpoint.position));
+            sequence.insert(Checkpoint { position, slot: position, number: u64::from(position) });
         }
-        assert_eq!(left, [4, 8, 12, 20]);
-        let kept: Vec<Position> = sequence.checkpoints.iter().map(|checkpoint| checkpoint.at).collect();
+        assert_eq!(removed, [4, 8, 12, 20]);
+        let kept: Vec<Position> = sequence.checkpoints.iter().map(|checkpoint| checkpoint.position).collect();
         assert_eq!(kept, [16, 24, 28]);
-        assert_eq!(sequence.last_checkpoint(25, |_| true).map(|checkpoint| checkpoint.at), Some(24));
+        assert_eq!(sequence.last_checkpoint(25, |_| true).map(|checkpoint| checkpoint.position), Some(24));
     }
 }

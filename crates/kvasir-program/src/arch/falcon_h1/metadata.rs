@@ -1,5 +1,5 @@
-//! Metadata of Falcon-H1, and tensor names and transforms. GGUF has no keys for the factors: they are
-//! multiplied into the weights.
+//! Metadata, tensor names and transforms of Falcon-H1. GGUF has no keys for its multipliers: they
+//! are folded into the weights.
 
 use crate::gguf::rule::{Absent, Constant, Rule};
 use crate::gguf::tensor_name::TensorName::{self, Irregular, Outside, Stem};

@@ -1,5 +1,5 @@
-//! Falcon-H1: every layer runs Mamba-2 and attention side by side on the same normed input, with
-//! factors on most activations.
+//! Falcon-H1: every layer runs Mamba-2 and attention in parallel on the same normalized input. Most
+//! activations have a constant multiplier.
 //!
 //! `x += s_out * mamba(s_in * h) + a_out * attn(a_in * h)`, then `x += mlp(norm(x))`.
 
@@ -33,7 +33,7 @@ pub(crate) static FALCON_H1: Architecture = Architecture {
         rules: &[HEADS, MAMBA],
     },
     models: "Falcon-H1",
-    specifics: "Mamba-2 and attention side by side in each layer, factors of activations",
+    specifics: "Mamba-2 and attention in parallel in each layer, activation multipliers",
     defaults: |config| {
         let values = [
             ("tie_word_embeddings", false.into()),
@@ -49,16 +49,18 @@ pub(crate) static FALCON_H1: Architecture = Architecture {
     prediction: None,
 };
 
-/// The factors of activations.
+/// The multipliers of activations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Factors {
     pub(crate) embedding: f64,
     pub(crate) logits: f64,
+    /// Of the input and of the output.
     pub(crate) attention: [f64; 2],
     pub(crate) key: f64,
+    /// Of the input and of the output.
     pub(crate) mamba: [f64; 2],
     /// Of z, x, B, C and dt.
-    pub(crate) parts: [f64; 5],
+    pub(crate) mamba_parts: [f64; 5],
     /// Of the gate and of the result.
     pub(crate) mlp: [f64; 2],
 }
@@ -70,7 +72,7 @@ impl Factors {
         attention: [1.0; 2],
         key: 1.0,
         mamba: [1.0; 2],
-        parts: [1.0; 5],
+        mamba_parts: [1.0; 5],
         mlp: [1.0; 2],
     };
 
@@ -82,13 +84,13 @@ impl Factors {
             attention: [one("attention_in_multiplier")?, one("attention_out_multiplier")?],
             key: one("key_multiplier")?,
             mamba: [one("ssm_in_multiplier")?, one("ssm_out_multiplier")?],
-            parts: list(c, "ssm_multipliers")?,
-            mlp: list(c, "mlp_multipliers")?,
+            mamba_parts: multipliers(c, "ssm_multipliers")?,
+            mlp: multipliers(c, "mlp_multipliers")?,
         })
     }
 }
 
-fn list<const N: usize>(c: Config<'_>, key: &str) -> Result<[f64; N]> {
+fn multipliers<const N: usize>(c: Config<'_>, key: &str) -> Result<[f64; N]> {
     let Some(value) = c.get(key) else { return Ok([1.0; N]) };
     let all: Option<Vec<f64>> = value.as_array().and_then(|all| all.iter().map(Json::as_f64).collect());
     let all = all.filter(|all| all.iter().all(|factor| factor.is_finite()));
@@ -110,14 +112,14 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     stack(b, embedding, norms, "model.final_layernorm", logits, |b, i, x| {
         let p = format!("model.layers.{i}.");
         let h = norms.row(b, x, &format!("{p}input_layernorm"))?;
-        let into = b.scale(h, factors.mamba[0]);
-        let mixed = mamba.build(b, &format!("{p}mamba."), into)?;
+        let input = b.scale(h, factors.mamba[0]);
+        let mixed = mamba.build(b, &format!("{p}mamba."), input)?;
         let mixed = b.scale(mixed, factors.mamba[1]);
-        let into = b.scale(h, factors.attention[0]);
-        let attended = attention.build(b, i, into, rope, None)?;
+        let input = b.scale(h, factors.attention[0]);
+        let attended = attention.build(b, i, input, rope, None)?;
         let attended = b.scale(attended, factors.attention[1]);
-        let both = b.add(mixed, attended)?;
-        let x = b.add(x, both)?;
+        let sum = b.add(mixed, attended)?;
+        let x = b.add(x, sum)?;
         let h = norms.row(b, x, &format!("{p}pre_ff_layernorm"))?;
         let h = ffn.build(b, &format!("{p}feed_forward."), h)?;
         b.add(x, h)
@@ -141,6 +143,6 @@ fn mamba(c: Config<'_>, norms: Norms, factors: Factors) -> Result<Mamba2> {
         proj_bias: c.flag_or("mamba_proj_bias", false)? || c.flag_or("projectors_bias", false)?,
         dt_limits: dt_limits(c)?,
         norm: normed.then_some(GatedNorm { eps: norms.eps, before_gate }),
-        factors: factors.parts,
+        factors: factors.mamba_parts,
     })
 }

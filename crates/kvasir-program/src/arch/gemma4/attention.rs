@@ -1,7 +1,9 @@
-//! Attention of Gemma 4: `q = rope(rms(q) w_q)`, `k = rope(rms(k) w_k)`, `v = rms(v)`, softmax scale 1.
+//! Attention of Gemma 4: `q = rope(rms(q) w_q)`, `k = rope(rms(k) w_k)`, `v = rms(v)`, softmax
+//! scale 1.
 //!
-//! Sliding-window and full layers have heads and ropes of their own. The last layers may have only
-//! queries, and attend to the K and V of the last layer of their kind before them.
+//! Sliding-window and full layers differ in KV heads, head width and RoPE. The last layers may have
+//! only queries (shared K/V): they attend to the K and V of the last layer of the same kind that
+//! writes them.
 
 use crate::blocks::decoder::Norms;
 use crate::blocks::listed_windows;
@@ -21,9 +23,9 @@ pub(crate) struct Attention {
     query_heads: usize,
     norms: Norms,
     layers: Vec<Layer>,
-    /// Number of layers that write K and V; the others share.
+    /// Number of layers that write K and V; the later ones share.
     writers: usize,
-    /// The K/V layer of each layer that was built and writes.
+    /// The `LayerId` of each layer built so far that writes K and V.
     written: Vec<LayerId>,
     ropes: HashMap<(bool, usize), RopeId>,
 }
@@ -59,8 +61,8 @@ impl Attention {
         Ok(Self { query_heads, norms, layers, writers, written: Vec::new(), ropes: HashMap::new() })
     }
 
-    /// Whether a layer has no K and V of its own.
-    pub(crate) fn shares(&self, layer: usize) -> bool {
+    /// Whether a layer attends to the K and V of an earlier one.
+    pub(crate) fn shares_kv(&self, layer: usize) -> bool {
         layer >= self.writers
     }
 
@@ -73,8 +75,8 @@ impl Attention {
         let q = project(b, &p, "q_proj", width, x)?;
         let q = self.norms.heads(b, q, &format!("{p}q_norm"), self.query_heads)?;
         let q = b.rotary(q, self.query_heads, 0, rope, Pairs::Half)?;
-        let (id, k, v) = if self.shares(number) {
-            (self.source(layer), None, None)
+        let (id, k, v) = if self.shares_kv(number) {
+            (self.kv_source(layer), None, None)
         } else {
             let k = project(b, &p, "k_proj", layer.kv_heads * layer.head_dim, x)?;
             let v = if layer.value_is_key {
@@ -89,10 +91,10 @@ impl Attention {
             self.written.push(id);
             (id, Some(k), Some(v))
         };
-        if self.shares(number) {
-            // Checkpoints may still have them.
-            let parts = ["k_proj", "v_proj", "k_norm"].map(|part| format!("{p}{part}.weight"));
-            b.unread.extend(parts);
+        if self.shares_kv(number) {
+            // Checkpoints may contain these unused tensors.
+            let unread = ["k_proj", "v_proj", "k_norm"].map(|part| format!("{p}{part}.weight"));
+            b.unread.extend(unread);
         }
         let attend = Attend { q, k, v, scale: 1.0, soft_cap: None, sinks: None, selection: None };
         let y = b.attend(id, &attend)?;
@@ -101,25 +103,25 @@ impl Attention {
         b.linear(y, out)
     }
 
-    /// The rope of a layer; layers of equal kind and width have one together.
+    /// The rope of a layer; layers of the same kind and head width share one.
     fn rope(&mut self, b: &mut Builder<'_>, layer: Layer) -> Result<RopeId> {
-        let slides = layer.window.is_some();
-        if let Some(rope) = self.ropes.get(&(slides, layer.head_dim)) {
+        let is_sliding = layer.window.is_some();
+        if let Some(rope) = self.ropes.get(&(is_sliding, layer.head_dim)) {
             return Ok(*rope);
         }
-        let config = if slides {
+        let config = if is_sliding {
             RopeConfig::of_kind(b.config, "sliding_attention", "rope_local_base_freq", 10_000.0)?
         } else {
             RopeConfig::of_kind(b.config, "full_attention", "rope_theta", 1_000_000.0)?
         };
         let rope = config.rope(config.dims(layer.head_dim, 1.0)?)?;
         let id = b.rope(rope);
-        self.ropes.insert((slides, layer.head_dim), id);
+        self.ropes.insert((is_sliding, layer.head_dim), id);
         Ok(id)
     }
 
     /// The last layer of the same kind that writes K and V.
-    fn source(&self, layer: Layer) -> LayerId {
+    fn kv_source(&self, layer: Layer) -> LayerId {
         let writers = self.written.iter().zip(&self.layers).rev();
         let mut same = writers.filter(|(_, source)| source.window.is_some() == layer.window.is_some());
         // `new` has checked that there is one.
@@ -136,30 +138,30 @@ fn project(b: &mut Builder<'_>, p: &str, name: &str, width: usize, x: ValueId) -
 impl Layer {
     fn read_all(c: Config<'_>) -> Result<Vec<Self>> {
         let count = c.number("num_hidden_layers")?;
-        // The last layer is a full one, whatever the pattern is.
+        // The last layer has full attention, whatever the pattern is.
         let windows = listed_windows(c, |layer| !(layer + 1).is_multiple_of(6) && layer + 1 < count)?;
-        let equal = c.flag_or("attention_k_eq_v", false)?;
+        let k_is_v = c.flag_or("attention_k_eq_v", false)?;
         let (dim, full_dim) = (c.size("head_dim")?, c.size("global_head_dim")?);
         let heads = c.size("num_key_value_heads")?;
-        let full_heads = if equal { c.size_or("num_global_key_value_heads", heads)? } else { heads };
-        let own = c.object("per_layer_config")?;
+        let full_heads = if k_is_v { c.size_or("num_global_key_value_heads", heads)? } else { heads };
+        let overrides = c.object("per_layer_config")?;
         let mut layers = Vec::with_capacity(count);
         for (number, window) in windows.into_iter().enumerate() {
             let (kv_heads, head_dim) = if window.is_some() { (heads, dim) } else { (full_heads, full_dim) };
             let number = number.to_string();
-            let own = match &own {
+            let overrides = match &overrides {
                 Some(all) => all.entry(&number)?,
                 None => None,
             };
-            let or_own = |key: &str, common: usize| match own {
-                Some(own) => own.size_or(key, common),
-                None => Ok(common),
+            let size = |key: &str, default: usize| match overrides {
+                Some(overrides) => overrides.size_or(key, default),
+                None => Ok(default),
             };
             layers.push(Self {
                 window,
-                kv_heads: or_own("num_key_value_heads", kv_heads)?,
-                head_dim: or_own("head_dim", head_dim)?,
-                value_is_key: equal && window.is_none(),
+                kv_heads: size("num_key_value_heads", kv_heads)?,
+                head_dim: size("head_dim", head_dim)?,
+                value_is_key: k_is_v && window.is_none(),
             });
         }
         Ok(layers)

@@ -6,13 +6,15 @@ use crate::gguf::rule::{Absent, Rule, write_nothing};
 use crate::gguf::writer::MetadataWriter;
 use serde_json::{Value as Json, json};
 
-/// Heads by kind of layer. A layer without a value projection has V = K.
+/// KV heads and head widths of sliding-window and full layers. A layer without a value projection
+/// has V = K.
 pub(crate) const HEADS: &[Rule] = &[Rule::Code { read: read_heads, write: write_heads }];
 
-/// Two bases, and the unrotated pairs of full layers, as divisors.
+/// RoPE bases of sliding-window and full layers; infinite frequency divisors mark the unrotated
+/// pairs of full layers.
 pub(crate) const ROPES: &[Rule] = &[Rule::Code { read: read_ropes, write: write_ropes }];
 
-/// MLPs of double width in the layers that share K and V.
+/// MLP widths: layers with shared K/V may have an MLP of double width.
 pub(crate) const DOUBLE_WIDE: &[Rule] = &[Rule::Code { read: read_widths, write: write_widths }];
 
 pub(crate) const PER_LAYER_INPUT: &[Rule] = &[
@@ -27,14 +29,14 @@ pub(crate) const EXPERTS: &[Rule] = &[
     Rule::HasTensor { config: "enable_moe_block", tensor: "blk.0.ffn_gate_inp.weight" },
 ];
 
-/// Divisor of the frequencies of unrotated pairs.
+/// The infinite frequency divisor of unrotated pairs.
 const UNROTATED: f32 = 1e30;
 const DIVISORS: &str = "rope_freqs.weight";
 const WIDTHS: &str = "feed_forward_length";
 const KV_HEADS: &str = "attention.head_count_kv";
 
-/// Whether each layer slides, from the `layer_types` that an earlier rule has set.
-fn slides(r: &ConfigReader<'_>) -> Vec<bool> {
+/// Whether each layer has a sliding window, from the `layer_types` that an earlier rule has set.
+fn sliding_layers(r: &ConfigReader<'_>) -> Vec<bool> {
     let types = r.config.get("layer_types").and_then(Json::as_array);
     types.into_iter().flatten().map(|kind| kind == "sliding_attention").collect()
 }
@@ -43,22 +45,23 @@ fn read_heads(r: &mut ConfigReader<'_>) -> Result<()> {
     let full = r.required_uint("attention.key_length")?;
     r.set("global_head_dim", full);
     r.set("head_dim", r.uint("attention.key_length_swa").unwrap_or(full));
-    let kinds = slides(r);
+    let layers = sliding_layers(r);
     let heads = r.uints(KV_HEADS).ok_or_else(|| ConfigReader::missing(KV_HEADS))?;
-    let first = |slides: bool| {
-        let found = kinds.iter().zip(&heads).find(|(kind, _)| **kind == slides);
+    let first = |is_sliding: bool| {
+        let found = layers.iter().zip(&heads).find(|(layer, _)| **layer == is_sliding);
         found.map(|(_, heads)| *heads)
     };
     let (sliding, full) = (first(true), first(false));
     r.set("num_key_value_heads", sliding.or(full));
     r.set("num_global_key_value_heads", full);
-    let full_layer = kinds.iter().position(|slides| !slides);
-    let equal = full_layer.is_some_and(|layer| !r.has(&format!("blk.{layer}.attn_v.weight")));
-    if !equal && sliding.is_some() && full.is_some() && sliding != full {
-        let why = "differs between layers that have a value projection each, which is not supported";
+    let full_layer = layers.iter().position(|is_sliding| !is_sliding);
+    let k_is_v = full_layer.is_some_and(|layer| !r.has(&format!("blk.{layer}.attn_v.weight")));
+    if !k_is_v && sliding.is_some() && full.is_some() && sliding != full {
+        let why =
+            "differs between sliding-window and full layers with value projections, which is not supported";
         return Err(ProgramError::metadata(KV_HEADS, why));
     }
-    r.set("attention_k_eq_v", equal);
+    r.set("attention_k_eq_v", k_is_v);
     Ok(())
 }
 
@@ -71,17 +74,20 @@ fn write_heads(w: &mut MetadataWriter<'_>) -> Result<()> {
         w.count(key, value);
     }
     let heads = w.config.size("num_key_value_heads")?;
-    let equal = w.config.flag_or("attention_k_eq_v", false)?;
-    let full_heads = if equal { w.config.size_or("num_global_key_value_heads", heads)? } else { heads };
-    let all: Vec<usize> = kinds(w)?.iter().map(|slides| if *slides { heads } else { full_heads }).collect();
+    let k_is_v = w.config.flag_or("attention_k_eq_v", false)?;
+    let full_heads = if k_is_v { w.config.size_or("num_global_key_value_heads", heads)? } else { heads };
+    let all: Vec<usize> = config_sliding_layers(w)?
+        .iter()
+        .map(|is_sliding| if *is_sliding { heads } else { full_heads })
+        .collect();
     w.counts(KV_HEADS, &all);
     w.count("rope.dimension_count", full);
     w.count("rope.dimension_count_swa", sliding);
     Ok(())
 }
 
-/// Whether each layer slides, from a config.
-fn kinds(w: &MetadataWriter<'_>) -> Result<Vec<bool>> {
+/// Whether each layer has a sliding window, from a config.
+fn config_sliding_layers(w: &MetadataWriter<'_>) -> Result<Vec<bool>> {
     let count = w.config.number("num_hidden_layers")?;
     Ok(match w.config.texts("layer_types")? {
         Some(types) => types.into_iter().map(|kind| kind == "sliding_attention").collect(),
@@ -96,13 +102,13 @@ fn read_ropes(r: &mut ConfigReader<'_>) -> Result<()> {
     if let Some(divisors) = r.file.floats(DIVISORS)? {
         let rotated = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
         if divisors[rotated..].iter().any(|divisor| *divisor < UNROTATED / 2.0) {
-            let why = "has divisors other than 1 and, behind them, infinite ones, which is not supported";
+            let why = "is not a run of ones followed by infinite divisors, which is not supported";
             return Err(ProgramError::metadata(DIVISORS, why));
         }
-        let share = rotated as f64 / divisors.len().max(1) as f64;
-        full = json!({"rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": base});
+        let fraction = rotated as f64 / divisors.len().max(1) as f64;
+        full = json!({"rope_type": "proportional", "partial_rotary_factor": fraction, "rope_theta": base});
     }
-    // An earlier rule takes the divisors for those of all layers.
+    // An earlier rule has read the divisors as the RoPE scaling of all layers.
     r.config.remove("rope_scaling");
     r.config.remove("rope_theta");
     let sliding = json!({"rope_type": "default", "rope_theta": sliding});
@@ -111,26 +117,27 @@ fn read_ropes(r: &mut ConfigReader<'_>) -> Result<()> {
 }
 
 fn write_ropes(w: &mut MetadataWriter<'_>) -> Result<()> {
-    let value = |place: &str| w.json.pointer(&format!("/rope_parameters/{place}"));
-    let number = |place: &str| value(place).and_then(Json::as_f64);
+    let value = |path: &str| w.json.pointer(&format!("/rope_parameters/{path}"));
+    let number = |path: &str| value(path).and_then(Json::as_f64);
     let base = number("full_attention/rope_theta").unwrap_or(1_000_000.0);
     let sliding = number("sliding_attention/rope_theta").unwrap_or(10_000.0);
     let kind = value("full_attention/rope_type").and_then(Json::as_str).unwrap_or("default").to_owned();
-    let share = number("full_attention/partial_rotary_factor").unwrap_or(1.0);
+    let fraction = number("full_attention/partial_rotary_factor").unwrap_or(1.0);
     let factor = number("full_attention/factor").unwrap_or(1.0);
     w.float("rope.freq_base", base);
     w.float("rope.freq_base_swa", sliding);
     if kind == "proportional" && factor == 1.0 {
         let pairs = w.config.size("global_head_dim")? / 2;
-        let rotated = ((pairs as f64 * share) as usize).min(pairs);
+        let rotated = ((pairs as f64 * fraction) as usize).min(pairs);
         let divisors = (0..pairs).map(|pair| if pair < rotated { 1.0 } else { UNROTATED }).collect();
         w.written.tensors.push((DIVISORS, divisors));
         return Ok(());
     }
-    if kind == "default" && share == 1.0 {
+    if kind == "default" && fraction == 1.0 {
         return Ok(());
     }
-    let why = format!("is {kind:?} with a share of {share}, which cannot be represented in GGUF");
+    let why =
+        format!("is {kind:?} with `partial_rotary_factor` {fraction}, which cannot be represented in GGUF");
     Err(w.config.bad("rope_parameters.full_attention.rope_type", why))
 }
 

@@ -1,4 +1,5 @@
-//! The MoE of Gemma 4, beside the dense MLP. With r the residual before the feed-forward block:
+//! The MoE of Gemma 4, parallel to the dense MLP. With r the residual before the feed-forward
+//! block:
 //!
 //! ```text
 //! dense = norm_1(mlp(norm(r)))
@@ -6,8 +7,8 @@
 //! x     = r + post_norm(dense + moe)
 //! ```
 //!
-//! The router reads r: `softmax(proj · (rms(r) * scale) / sqrt(hidden))`, top-k, renormalized, then times
-//! the scale of each expert.
+//! The router reads r: `softmax(proj · (rms(r) * scale) / sqrt(hidden))`, top-k, renormalized, then
+//! times the scale of each expert.
 
 use crate::blocks::decoder::Norms;
 use crate::blocks::feed_forward::activation;
@@ -35,9 +36,9 @@ impl Mixture {
         Ok(Self { count, inner, top_k: c.size("num_experts_per_tok")?, activation: activation(c)?, norms })
     }
 
-    /// The normed sum of the experts' output and that of the dense MLP. `p` is the layer's prefix,
-    /// `residual` what the router reads.
-    pub(crate) fn beside(
+    /// Builds `norm_1(dense) + moe` from the output of the dense MLP. `p` is the layer's prefix;
+    /// router and experts read `residual`.
+    pub(crate) fn build_with_dense(
         &self,
         b: &mut Builder<'_>,
         p: &str,

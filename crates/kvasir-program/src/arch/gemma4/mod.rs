@@ -1,6 +1,6 @@
-//! Gemma 4, text only: sliding-window and full-attention layers with heads of their own, values
-//! without a weight in their norm, and a scalar per layer. Optional parts: V = K on full layers,
-//! layers that share the K and V of earlier ones, per-layer embeddings, a MoE beside the MLP.
+//! Gemma 4, text only: sliding-window and full-attention layers with different heads, an unweighted
+//! norm of V, and a scalar per layer. Optional parts: V = K on full layers, layers that share the K
+//! and V of earlier ones, per-layer embeddings, a MoE parallel to the MLP.
 
 pub(crate) mod attention;
 pub(crate) mod metadata;
@@ -76,7 +76,7 @@ pub(crate) static GEMMA4: Architecture = Architecture {
         ],
     },
     models: "Gemma 4 (text)",
-    specifics: "alternating windows with heads of their own, shared K/V, per-layer embeddings, MoE beside the MLP",
+    specifics: "sliding-window and full layers with different heads, shared K/V, per-layer embeddings, MoE parallel to the MLP",
     defaults,
     target,
     prediction: None,
@@ -122,11 +122,11 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
         let h = norms.row(b, h, &format!("{p}post_attention_layernorm"))?;
         let x = b.add(x, h)?;
         let h = norms.row(b, x, &format!("{p}pre_feedforward_layernorm"))?;
-        let factor = if attention.shares(i) { wide } else { 1 };
-        let dense = FeedForward { intermediate: ffn.intermediate * factor, ..ffn };
+        let width_factor = if attention.shares_kv(i) { wide } else { 1 };
+        let dense = FeedForward { intermediate: ffn.intermediate * width_factor, ..ffn };
         let h = dense.build(b, &format!("{p}mlp."), h)?;
         let h = match &mixture {
-            Some(mixture) => mixture.beside(b, &p, x, h)?,
+            Some(mixture) => mixture.build_with_dense(b, &p, x, h)?,
             None => h,
         };
         let h = norms.row(b, h, &format!("{p}post_feedforward_layernorm"))?;

@@ -1,4 +1,5 @@
-//! Per-layer embeddings of Gemma 4 (E2B, E4B). With P elements per layer and x0 the scaled embedding:
+//! Per-layer embeddings of Gemma 4 (E2B, E4B). With P elements per layer and x0 the scaled
+//! embedding:
 //!
 //! ```text
 //! c = rms(projection · x0 / sqrt(hidden)) * w           per layer
@@ -13,7 +14,7 @@ use crate::ir::activation::Activation;
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
 
-/// The inputs of all layers, side by side in one row.
+/// The per-layer inputs of a token, those of all layers concatenated in one row.
 pub(crate) struct PerLayerInput {
     rows: ValueId,
     width: usize,
@@ -35,7 +36,7 @@ impl PerLayerInput {
             return Err(c.bad("vocab_size_per_layer_input", why));
         }
         let table = "model.embed_tokens_per_layer.weight";
-        let tokens = b.embed_wide(table, height, all, (width as f64).sqrt())?;
+        let tokens = b.embed_table(table, height, all, (width as f64).sqrt())?;
         let name = "model.per_layer_model_projection";
         let matrix = b.matrix(name, all, hidden, false, Role::Matrix)?;
         let context = b.linear(embedding, matrix)?;

@@ -1,4 +1,4 @@
-//! Metadata of Granite 4, and tensor names and transforms of its Mamba-2 layers.
+//! Metadata, tensor names and transforms of Granite 4.
 
 use crate::arch::granite::recurrent_layers;
 use crate::error::{ProgramError, Result};
@@ -38,13 +38,14 @@ pub(crate) const TRANSFORMS: &[StoredAs] = &[
     StoredAs { tensors: "block_sparse_moe.output_linear", transform: Transform::SplitGateUp },
 ];
 
-/// `granite` and `granitemoe` have attention only.
+/// The GGUF architecture of a config: `granite` or `granitemoe` if all layers have attention, else
+/// `granitehybrid`.
 pub(crate) fn written(config: &Json) -> &'static str {
     let types = config.get("layer_types").or_else(|| config.get("layers_block_type"));
     let all = types.and_then(Json::as_array);
-    let attends = all.is_some_and(|all| all.iter().all(|kind| kind == "attention"));
+    let is_attention_only = all.is_some_and(|all| all.iter().all(|kind| kind == "attention"));
     let experts = config.get("num_local_experts").and_then(Json::as_u64).unwrap_or(0);
-    match (attends, experts) {
+    match (is_attention_only, experts) {
         (false, _) => "granitehybrid",
         (true, 0) => "granite",
         (true, _) => "granitemoe",
@@ -65,7 +66,7 @@ pub(crate) const FEED_FORWARD: &[Rule] = &[
     Rule::Code { read: read_shared, write: write_shared },
 ];
 
-/// The kind of each layer, and whether attention rotates.
+/// The kind of each layer, and whether attention has RoPE.
 pub(crate) const KINDS: &[Rule] = &[
     Rule::Code { read: read_kinds, write: write_kinds },
     Rule::Code { read: read_rope, write: write_rope },
@@ -117,21 +118,22 @@ fn read_kinds(r: &mut ConfigReader<'_>) -> Result<()> {
 fn write_kinds(w: &mut MetadataWriter<'_>) -> Result<()> {
     let heads = w.config.size("num_key_value_heads")?;
     let recurrent = recurrent_layers(w.config)?;
-    let all: Vec<usize> = recurrent.iter().map(|recurs| if *recurs { 0 } else { heads }).collect();
+    let all: Vec<usize> =
+        recurrent.iter().map(|is_recurrent| if *is_recurrent { 0 } else { heads }).collect();
     w.counts("attention.head_count_kv", &all);
     Ok(())
 }
 
-/// A hybrid model without RoPE says so by `rope.scaling.finetuned`.
+/// `rope.scaling.finetuned = false` marks a hybrid model without RoPE.
 fn read_rope(r: &mut ConfigReader<'_>) -> Result<()> {
-    let rotates = r.flag("rope.scaling.finetuned").unwrap_or(true);
-    r.set("position_embedding_type", if rotates { "rope" } else { "nope" });
+    let has_rope = r.flag("rope.scaling.finetuned").unwrap_or(true);
+    r.set("position_embedding_type", if has_rope { "rope" } else { "nope" });
     Ok(())
 }
 
 fn write_rope(w: &mut MetadataWriter<'_>) -> Result<()> {
-    let rotates = w.config.text("position_embedding_type")? == Some("rope");
-    if !rotates {
+    let has_rope = w.config.text("position_embedding_type")? == Some("rope");
+    if !has_rope {
         w.set("rope.scaling.finetuned", MetadataValue::Flag(false));
     }
     Ok(())

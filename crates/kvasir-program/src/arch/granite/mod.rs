@@ -1,5 +1,6 @@
-//! Granite 4: attention and Mamba-2 layers, a shared MLP with or without a MoE beside it, and four
-//! factors: of the embedding, of each block's output, of the scores and of the logits.
+//! Granite 4: attention and Mamba-2 layers, a shared MLP with an optional parallel MoE, and four
+//! multipliers: of the embedding, of each block's output, of the attention scores and of the
+//! logits.
 //!
 //! `x += r * mixer(norm(x))`, then `x += r * (moe(h) + mlp(h))` with h = norm(x).
 
@@ -15,7 +16,7 @@ use crate::blocks::attention::Attention;
 use crate::blocks::decoder::{Norms, stack};
 use crate::blocks::feed_forward::{FeedForward, activation};
 use crate::blocks::mamba2::{GatedNorm, Mamba2, dt_limits};
-use crate::blocks::routed::{Routed, by_softmax, fused_experts, named_experts, scores};
+use crate::blocks::routed::{Routed, by_softmax, named_experts, scores, stacked_experts_in};
 use crate::builder::config::Config;
 use crate::builder::rope_config::RopeConfig;
 use crate::builder::{Builder, Logits};
@@ -38,7 +39,7 @@ pub(crate) static GRANITE: Architecture = Architecture {
         rules: &[HEADS, FACTORS, FEED_FORWARD, KINDS, MAMBA],
     },
     models: "Granite 4, dense Granite 3 as GGUF",
-    specifics: "Mamba-2 and attention layers, factors of embedding, blocks, scores and logits",
+    specifics: "Mamba-2 and attention layers, multipliers of embedding, blocks, scores and logits",
     defaults: |config| {
         let values = [
             ("tie_word_embeddings", false.into()),
@@ -128,7 +129,7 @@ fn mamba(c: Config<'_>, norms: Norms) -> Result<Mamba2> {
     })
 }
 
-/// The shared MLP of each layer, and the MoE beside it.
+/// The shared MLP of each layer, and the MoE parallel to it.
 struct FeedForwards {
     shared: usize,
     activation: Activation,
@@ -148,7 +149,8 @@ impl FeedForwards {
             Some(Moe {
                 count: c.number("num_local_experts")?,
                 inner: c.size("intermediate_size")?,
-                // Softmax over the chosen scores only equals softmax over all with renormalization.
+                // Softmax over the selected scores equals softmax over all scores with
+                // renormalization.
                 routing: by_softmax(c.size("num_experts_per_tok")?, true),
             })
         } else {
@@ -182,7 +184,7 @@ impl FeedForwards {
         } else {
             let p = format!("{p}block_sparse_moe.");
             let names = [format!("{p}input_linear.weight"), format!("{p}output_linear.weight")];
-            fused_experts(b, names, moe.count, moe.inner, self.activation)?
+            stacked_experts_in(b, names, moe.count, moe.inner, self.activation)?
         };
         let routed = b.mixture(x, routes, experts)?;
         b.add(routed, shared)

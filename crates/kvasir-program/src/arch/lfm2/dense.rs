@@ -4,7 +4,7 @@ use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::config_defaults::{fill, is_missing};
 use crate::arch::lfm2::layers::{DENSE_NAMES, FeedForwards, target};
-use crate::arch::lfm2::metadata::{KINDS, TENSORS, TRANSFORMS, epsilon_and_tie};
+use crate::arch::lfm2::metadata::{KINDS, TENSORS, TRANSFORMS, common_defaults};
 use crate::blocks::feed_forward::FeedForward;
 use crate::gguf::Gguf;
 use crate::gguf::heads::HEADS;
@@ -36,17 +36,18 @@ pub(crate) static LFM2: Architecture = Architecture {
     prediction: None,
 };
 
-/// The width of feed-forward blocks follows from the config's by a formula, unless that is off.
+/// With `block_auto_adjust_ff_dim`, the feed-forward width is two thirds of the configured one
+/// times a multiplier, rounded up.
 fn defaults(config: &mut Map<String, Json>) {
-    epsilon_and_tie(config);
+    common_defaults(config);
     let count = |key: &str| config.get(key).and_then(Json::as_u64);
     let Some(width) = count("block_ff_dim").or_else(|| count("intermediate_size")) else { return };
-    let adjusts = config.get("block_auto_adjust_ff_dim").and_then(Json::as_bool).unwrap_or(true);
+    let is_adjusted = config.get("block_auto_adjust_ff_dim").and_then(Json::as_bool).unwrap_or(true);
     let factor = config.get("block_ffn_dim_multiplier").and_then(Json::as_f64).unwrap_or(1.0);
     let unit = count("block_multiple_of").unwrap_or(256).max(1);
-    // Sizes of configs are below 2^24; what is not is refused when it is read.
+    // Sizes of configs are below 2^24; a larger one is refused when it is read.
     let adjusted = ((width.min(1 << 24) * 2 / 3) as f64 * factor) as u64;
-    let width = if adjusts { adjusted.div_ceil(unit).saturating_mul(unit) } else { width };
+    let width = if is_adjusted { adjusted.div_ceil(unit).saturating_mul(unit) } else { width };
     config.insert("intermediate_size".to_owned(), width.into());
     config.insert("block_auto_adjust_ff_dim".to_owned(), false.into());
     if is_missing(config, "conv_L_cache") {

@@ -1,6 +1,7 @@
 //! The layers of LFM2: `x += op(norm(x))`, then `x += ffn(norm(x))`.
 //!
-//! A convolution layer is `out_proj · (C * conv(B * u))` with B, C and u the thirds of `in_proj · x`.
+//! A convolution layer is `out_proj · (C * conv(B * u))` with B, C and u the thirds of `in_proj ·
+//! x`.
 
 use crate::blocks::attention::{Attention, Names};
 use crate::blocks::decoder::{Norms, stack};
@@ -15,14 +16,14 @@ use crate::ir::activation::Activation;
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
 
-/// The feed-forward block of a layer, behind its prefix.
+/// The feed-forward blocks of the layers.
 pub(crate) struct FeedForwards {
     pub(crate) dense: FeedForward,
     /// The MoE, and the first layer that has it.
     pub(crate) moe: Option<(Routed, usize)>,
 }
 
-/// Tensor names of the dense block.
+/// Tensor names of the gate, up and down projections.
 pub(crate) const DENSE_NAMES: [&str; 3] = ["w1", "w3", "w2"];
 
 /// Whether each layer is a convolution.
@@ -75,14 +76,15 @@ fn convolution(b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<ValueId> {
     let (hidden, bias) = (b.program.hidden, b.config.flag_or("conv_bias", false)?);
     let kernel = b.config.size("conv_L_cache")?;
     let all = b.matrix(&format!("{p}in_proj"), 3 * hidden, hidden, bias, Role::Matrix)?;
-    let third = |b: &mut Builder<'_>, n: usize| b.linear(x, all.slice_outputs(n * hidden..(n + 1) * hidden));
-    let (first, second, u) = (third(b, 0)?, third(b, 1)?, third(b, 2)?);
-    let y = b.gate(first, u, Activation::Identity)?;
+    let projection =
+        |b: &mut Builder<'_>, n: usize| b.linear(x, all.slice_outputs(n * hidden..(n + 1) * hidden));
+    let (b_gate, c_gate, u) = (projection(b, 0)?, projection(b, 1)?, projection(b, 2)?);
+    let y = b.gate(b_gate, u, Activation::Identity)?;
     let weight = b.conv_weight(&format!("{p}conv.weight"), hidden, kernel)?;
     let bias_weight =
         if bias { Some(b.weight(&format!("{p}conv.bias"), &[hidden], Role::Bias)?) } else { None };
     let y = b.short_conv(y, Convolution { weight, bias: bias_weight, kernel, silu: false });
-    let y = b.gate(second, y, Activation::Identity)?;
+    let y = b.gate(c_gate, y, Activation::Identity)?;
     let out = b.matrix(&format!("{p}out_proj"), hidden, hidden, bias, Role::Matrix)?;
     b.linear(y, out)
 }

@@ -1,4 +1,4 @@
-//! Metadata and tensor names of LFM2, and the config keys that it spells in its own way.
+//! Metadata and tensor names of LFM2, and its alternative spellings of config keys.
 
 use crate::arch::config_defaults::{fill, is_missing};
 use crate::arch::lfm2::layers::convolution_layers;
@@ -34,7 +34,7 @@ pub(crate) const TENSORS: &[TensorName] = &[
 pub(crate) const TRANSFORMS: &[StoredAs] =
     &[StoredAs { tensors: "conv.conv.weight", transform: Transform::SqueezeConvolution }];
 
-/// The kind of each layer; 0 K/V heads are a convolution.
+/// The kind of each layer: a layer with 0 KV heads is a convolution.
 pub(crate) const KINDS: &[Rule] = &[
     Rule::Code { read: read_kinds, write: write_kinds },
     Rule::count("shortconv.l_cache", "conv_L_cache", Absent::Fail),
@@ -58,14 +58,17 @@ fn read_kinds(r: &mut ConfigReader<'_>) -> Result<()> {
 
 fn write_kinds(w: &mut MetadataWriter<'_>) -> Result<()> {
     let heads = w.config.size("num_key_value_heads")?;
-    let all: Vec<usize> =
-        convolution_layers(w.config)?.iter().map(|convolves| if *convolves { 0 } else { heads }).collect();
+    let all: Vec<usize> = convolution_layers(w.config)?
+        .iter()
+        .map(|is_convolution| if *is_convolution { 0 } else { heads })
+        .collect();
     w.counts(KV_HEADS, &all);
     Ok(())
 }
 
-/// Fills in the norms' epsilon and whether the head is tied, which older configs name otherwise.
-pub(crate) fn epsilon_and_tie(config: &mut Map<String, Json>) {
+/// Fills in the RMSNorm epsilon, from either of its older keys, whether the LM head is tied, and
+/// the RoPE base.
+pub(crate) fn common_defaults(config: &mut Map<String, Json>) {
     let first = |keys: &[&str]| keys.iter().find_map(|key| config.get(*key)).cloned();
     let (eps, tied) = (first(&["norm_eps", "block_norm_eps"]), first(&["tie_embedding"]));
     if is_missing(config, "rms_norm_eps") {

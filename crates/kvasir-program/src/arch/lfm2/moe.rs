@@ -4,7 +4,7 @@ use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::config_defaults::fill;
 use crate::arch::lfm2::layers::{DENSE_NAMES, FeedForwards, target};
-use crate::arch::lfm2::metadata::{KINDS, TENSORS, TRANSFORMS, epsilon_and_tie};
+use crate::arch::lfm2::metadata::{KINDS, TENSORS, TRANSFORMS, common_defaults};
 use crate::blocks::feed_forward::FeedForward;
 use crate::blocks::routed::Routed;
 use crate::builder::config::Config;
@@ -36,7 +36,7 @@ pub(crate) static LFM2_MOE: Architecture = Architecture {
     models: "LFM2-MoE",
     specifics: "gated short convolutions, MoE with a correction bias",
     defaults: |config| {
-        epsilon_and_tie(config);
+        common_defaults(config);
         fill(config, [("num_dense_layers", 2.into()), ("conv_L_cache", 3.into())]);
     },
     target: |b| {

@@ -1,6 +1,6 @@
-//! Metadata of Nemotron-H, and tensor names and transforms of its mixers.
+//! Metadata, tensor names and transforms of Nemotron-H.
 
-use crate::arch::nemotron_h::Kind;
+use crate::arch::nemotron_h::MixerKind;
 use crate::error::{ProgramError, Result};
 use crate::gguf::reader::ConfigReader;
 use crate::gguf::rule::{Absent, Constant, Rule};
@@ -38,7 +38,7 @@ pub(crate) const TRANSFORMS: &[StoredAs] = &[
     StoredAs { tensors: "mixer.norm.weight", transform: Transform::NormGroups { groups: "n_groups" } },
 ];
 
-/// K/V heads and feed-forward widths per layer tell its kind; both are 0 for Mamba-2.
+/// The KV heads and feed-forward width of a layer determine its mixer; both are 0 for Mamba-2.
 pub(crate) const KINDS: &[Rule] = &[Rule::Code { read: read_kinds, write: write_kinds }];
 
 pub(crate) const MAMBA: &[Rule] = &[
@@ -95,19 +95,19 @@ fn read_kinds(r: &mut ConfigReader<'_>) -> Result<()> {
 }
 
 fn write_kinds(w: &mut MetadataWriter<'_>) -> Result<()> {
-    let kinds = Kind::read_all(w.config)?;
+    let kinds = MixerKind::read_all(w.config)?;
     let heads = w.config.size("num_key_value_heads")?;
-    let per_layer = |of: &dyn Fn(Kind) -> usize| kinds.iter().map(|kind| of(*kind)).collect::<Vec<_>>();
-    let heads = per_layer(&|kind| if kind == Kind::Attention { heads } else { 0 });
+    let per_layer = |of: &dyn Fn(MixerKind) -> usize| kinds.iter().map(|kind| of(*kind)).collect::<Vec<_>>();
+    let heads = per_layer(&|kind| if kind == MixerKind::Attention { heads } else { 0 });
     let (mlp, moe) = (w.config.count("intermediate_size")?, w.config.count("moe_intermediate_size")?);
     let widths = per_layer(&|kind| match kind {
-        Kind::Mlp => mlp,
-        Kind::Moe => moe,
-        Kind::Mamba | Kind::Attention => 0,
+        MixerKind::Mlp => mlp,
+        MixerKind::Moe => moe,
+        MixerKind::Mamba | MixerKind::Attention => 0,
     });
     w.counts(KV_HEADS, &heads);
     w.counts(WIDTHS, &widths);
-    // Attention does not rotate.
+    // Attention has no RoPE.
     w.set("rope.scaling.finetuned", MetadataValue::Flag(false));
     let eps = w.config.opt_float("rms_norm_eps")?;
     eps.into_iter().for_each(|eps| w.float("attention.layer_norm_epsilon", eps));

@@ -1,5 +1,5 @@
-//! Nemotron-H: one mixer per layer, `x += mixer(norm(x))`: Mamba-2, attention without RoPE, an MLP or a
-//! MoE with relu².
+//! Nemotron-H: one mixer per layer, `x += mixer(norm(x))`: Mamba-2, attention without RoPE, an MLP
+//! or a MoE with relu².
 
 pub(crate) mod metadata;
 
@@ -47,17 +47,17 @@ pub(crate) static NEMOTRON_H: Architecture = Architecture {
     prediction: None,
 };
 
-/// What a layer is.
+/// The mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MixerKind {
     Mamba,
     Attention,
     Mlp,
     Moe,
 }
 
-impl Kind {
-    /// The kinds of all layers: from `hybrid_override_pattern` or `layers_block_type`.
+impl MixerKind {
+    /// The mixers of all layers, from `hybrid_override_pattern` or `layers_block_type`.
     pub(crate) fn read_all(c: Config<'_>) -> Result<Vec<Self>> {
         let layers = c.number("num_hidden_layers")?;
         let (key, kinds) = match c.text("hybrid_override_pattern")? {
@@ -68,7 +68,7 @@ impl Kind {
                 ("layers_block_type", types.into_iter().map(Self::of_name).collect::<Option<Vec<_>>>())
             }
         };
-        let kinds = kinds.ok_or_else(|| c.bad(key, "has a kind of layer that is not supported"))?;
+        let kinds = kinds.ok_or_else(|| c.bad(key, "has a layer kind that is not supported"))?;
         if kinds.len() != layers {
             return Err(c.bad(key, format!("has {} entries for {layers} layers", kinds.len())));
         }
@@ -117,18 +117,18 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     if let Some(other) = c.text("mlp_hidden_act")?.filter(|act| *act != "relu2") {
         return Err(c.bad("mlp_hidden_act", format!("is {other:?}, only \"relu2\" is supported")));
     }
-    let kinds = Kind::read_all(c)?;
+    let kinds = MixerKind::read_all(c)?;
     let bias = c.flag_or("attention_bias", false)?;
     let attention = Attention { bias, out_bias: bias, ..Attention::read(c)? };
-    let mamba = if kinds.contains(&Kind::Mamba) { Some(mamba(c, norms)?) } else { None };
-    let moe = if kinds.contains(&Kind::Moe) { Some(Moe::read(c)?) } else { None };
+    let mamba = if kinds.contains(&MixerKind::Mamba) { Some(mamba(c, norms)?) } else { None };
+    let moe = if kinds.contains(&MixerKind::Moe) { Some(Moe::read(c)?) } else { None };
     decoder(b, 1.0, norms, |b, i, x| {
         let p = format!("model.layers.{i}.mixer.");
         let h = norms.row(b, x, &format!("model.layers.{i}.norm"))?;
         let h = match (kinds[i], &mamba, &moe) {
-            (Kind::Mamba, Some(mamba), _) => mamba.build(b, &p, h)?,
-            (Kind::Moe, _, Some(moe)) => moe.build(b, &p, h)?,
-            (Kind::Attention, ..) => attention.build_at(b, &p, h, None, None)?,
+            (MixerKind::Mamba, Some(mamba), _) => mamba.build(b, &p, h)?,
+            (MixerKind::Moe, _, Some(moe)) => moe.build(b, &p, h)?,
+            (MixerKind::Attention, ..) => attention.build_at(b, &p, h, None, None)?,
             _ => mlp(b, &p, b.config.size("intermediate_size")?, h)?,
         };
         b.add(x, h)
@@ -160,11 +160,11 @@ fn mlp(b: &mut Builder<'_>, p: &str, inner: usize, x: ValueId) -> Result<ValueId
     b.linear(y, down)
 }
 
-/// Experts without a gate, routed as in DeepSeek-V3, and a shared one.
+/// MoE of experts without a gate, routed as in DeepSeek-V3, and a shared expert.
 struct Moe {
     count: usize,
     inner: usize,
-    /// Width of the shared expert; 0 is none.
+    /// Width of the shared expert; 0 if there is none.
     shared: usize,
     routing: Routing,
 }
@@ -203,7 +203,7 @@ impl Moe {
         b.add(y, shared)
     }
 
-    /// relu(v)² is relu(v) * v: the up matrix is the gate matrix, too.
+    /// relu(v)² = relu(v) * v, so the up matrix is also the gate matrix.
     fn experts(&self, b: &mut Builder<'_>, p: &str) -> Result<Experts> {
         let hidden = b.program.hidden;
         let mut first: Option<[Matrix; 2]> = None;

@@ -2,9 +2,9 @@
 
 use crate::arch::Architecture;
 use crate::arch::class::Class;
-use crate::arch::qwen3_5::MTP;
+use crate::arch::qwen3_5::MTP_RENAMES;
 use crate::arch::qwen3_5::layers::{FeedForwards, Layers};
-use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, TILED, defaults};
+use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, TILED_TRANSFORMS, defaults};
 use crate::blocks::feed_forward::FeedForward;
 use crate::builder::Builder;
 use crate::error::Result;
@@ -16,13 +16,13 @@ pub(crate) static QWEN3_5: Architecture = Architecture {
         Class::text("Qwen3_5ForCausalLM", "qwen3_5_text"),
         Class::multimodal("Qwen3_5ForConditionalGeneration", "qwen3_5_text", &["visual."]),
     ],
-    renames: MTP,
+    renames: MTP_RENAMES,
     gguf: Gguf {
         names: &["qwen35"],
         written: |_| "qwen35",
         claims: |_| true,
         tensors: DELTA_TENSORS,
-        transforms: TILED,
+        transforms: TILED_TRANSFORMS,
         rules: &[HEADS, DELTA],
     },
     models: "Qwen3.5 (text)",

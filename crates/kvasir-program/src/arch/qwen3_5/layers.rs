@@ -16,7 +16,7 @@ use crate::ir::rope::RopeId;
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
 
-/// What a model of the family has in each layer.
+/// The blocks of a model of the family; a layer has a Gated DeltaNet or attention.
 pub(crate) struct Layers {
     norms: Norms,
     attention: Attention,
@@ -30,7 +30,7 @@ pub(crate) struct Layers {
 /// The feed-forward blocks of the layers.
 pub(crate) enum FeedForwards {
     Dense(FeedForward),
-    Mixed(SharedMoe),
+    Moe(SharedMoe),
 }
 
 /// A MoE with a shared expert, whose output is gated by one number per token.
@@ -38,7 +38,7 @@ pub(crate) struct SharedMoe {
     count: usize,
     inner: usize,
     routing: Routing,
-    /// Width of the shared expert; 0 is none.
+    /// Width of the shared expert; 0 if there is none.
     shared: usize,
     activation: Activation,
     /// Layers that have a dense block instead.
@@ -47,12 +47,13 @@ pub(crate) struct SharedMoe {
 }
 
 impl SharedMoe {
-    /// Reads the settings; `renormalize` is whether the chosen weights are divided by their sum.
+    /// Reads the config. `renormalize`: the weights of the selected experts are divided by their
+    /// sum.
     pub(crate) fn read(c: Config<'_>, renormalize: bool) -> Result<Self> {
         let activation = activation(c)?;
         let layers = c.number("num_hidden_layers")?;
-        let (every, only) = (c.size_or("decoder_sparse_step", 1)?, c.counts("mlp_only_layers")?);
-        let is_dense = |n: usize| only.contains(&n) || !(n + 1).is_multiple_of(every);
+        let (sparse_step, dense_only) = (c.size_or("decoder_sparse_step", 1)?, c.counts("mlp_only_layers")?);
+        let is_dense = |n: usize| dense_only.contains(&n) || !(n + 1).is_multiple_of(sparse_step);
         let dense_layers: Vec<bool> = (0..layers).map(is_dense).collect();
         let dense = if dense_layers.contains(&true) { Some(FeedForward::read(c)?) } else { None };
         Ok(Self {
@@ -73,7 +74,8 @@ impl SharedMoe {
         let scores = scores(b, x, &format!("{p}gate"), self.count, false)?;
         let routes = b.route(scores, self.routing)?;
         let names = format!("{p}experts.");
-        // Published files have fused experts, quantized ones a tensor each.
+        // Published checkpoints stack the experts; quantized checkpoints have one tensor per
+        // expert.
         let experts = if b.source.has_prefix(&format!("{names}0.")) {
             named_experts(b, &names, self.count, self.inner, Routed::NAMES, self.activation, false)?
         } else {
@@ -94,7 +96,8 @@ impl SharedMoe {
 }
 
 impl Layers {
-    /// Reads the settings. `by_key_head` says how the projections of recurrent layers are stored.
+    /// Reads the config. `by_key_head`: the projection rows of recurrent layers are ordered by key
+    /// head.
     pub(crate) fn new(b: &mut Builder<'_>, by_key_head: bool, feed_forward: FeedForwards) -> Result<Self> {
         let c = b.config;
         let kind = if b.source.layout.norm_plus_one { NormKind::Rms } else { NormKind::RmsPlusOne };
@@ -129,18 +132,19 @@ impl Layers {
         let h = self.norms.row(b, x, &format!("{p}post_attention_layernorm"))?;
         let h = match &self.feed_forward {
             FeedForwards::Dense(dense) => dense.build(b, &format!("{p}mlp."), h)?,
-            FeedForwards::Mixed(mixed) => mixed.build(b, i, &format!("{p}mlp."), h)?,
+            FeedForwards::Moe(moe) => moe.build(b, i, &format!("{p}mlp."), h)?,
         };
         b.add(x, h)
     }
 }
 
-/// Whether each layer is recurrent: as `layer_types` says, else all but every n-th.
+/// Whether each layer is recurrent: as `layer_types` says, else all layers but every
+/// `full_attention_interval`-th.
 pub(crate) fn recurrent_layers(c: Config<'_>) -> Result<Vec<bool>> {
     let layers = c.number("num_hidden_layers")?;
     let Some(types) = c.texts("layer_types")? else {
-        let every = c.size_or("full_attention_interval", 4)?;
-        return Ok((1..=layers).map(|n| !n.is_multiple_of(every)).collect());
+        let interval = c.size_or("full_attention_interval", 4)?;
+        return Ok((1..=layers).map(|n| !n.is_multiple_of(interval)).collect());
     };
     if types.len() != layers {
         return Err(c.bad("layer_types", format!("has {} entries for {layers} layers", types.len())));

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::gguf::reader::ConfigReader;
 use crate::gguf::rule::{Absent, Rule};
 use crate::gguf::tensor_name::TensorName::{self, Irregular, Stem};
-use crate::gguf::transform::{HeadOrder, StoredAs, Transform};
+use crate::gguf::transform::{HeadLocation, StoredAs, Transform};
 use crate::gguf::writer::{MetadataValue, MetadataWriter};
 use serde_json::{Map, Value as Json};
 
@@ -28,25 +28,30 @@ pub(crate) const DELTA_TENSORS: &[TensorName] = &[
     Stem("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
 ];
 
-/// Value heads are tiled over key heads: head `j * key_heads + key` instead of `key * ratio + j`.
-pub(crate) const TILED: &[StoredAs] = &[
-    StoredAs { tensors: "linear_attn.in_proj_qkv.", transform: Transform::TileHeads(HeadOrder::BehindKeys) },
-    StoredAs { tensors: "linear_attn.in_proj_z.", transform: Transform::TileHeads(HeadOrder::Rows) },
-    StoredAs { tensors: "linear_attn.in_proj_a.", transform: Transform::TileHeads(HeadOrder::Rows) },
-    StoredAs { tensors: "linear_attn.in_proj_b.", transform: Transform::TileHeads(HeadOrder::Rows) },
-    StoredAs { tensors: "linear_attn.conv1d.", transform: Transform::TileHeads(HeadOrder::BehindKeys) },
-    StoredAs { tensors: "linear_attn.dt_bias", transform: Transform::TileHeads(HeadOrder::Rows) },
-    StoredAs { tensors: "linear_attn.A_log", transform: Transform::TileHeads(HeadOrder::Rates) },
-    StoredAs { tensors: "linear_attn.out_proj.", transform: Transform::TileHeads(HeadOrder::Columns) },
-    // The norm of recurrent layers is stored as it is.
+/// Transforms of Qwen3.5. Value heads are tiled over key heads: head `j * key_heads + key` instead
+/// of `key * ratio + j`.
+pub(crate) const TILED_TRANSFORMS: &[StoredAs] = &[
+    StoredAs {
+        tensors: "linear_attn.in_proj_qkv.",
+        transform: Transform::TileHeads(HeadLocation::RowsAfterKeys),
+    },
+    StoredAs { tensors: "linear_attn.in_proj_z.", transform: Transform::TileHeads(HeadLocation::Rows) },
+    StoredAs { tensors: "linear_attn.in_proj_a.", transform: Transform::TileHeads(HeadLocation::Rows) },
+    StoredAs { tensors: "linear_attn.in_proj_b.", transform: Transform::TileHeads(HeadLocation::Rows) },
+    StoredAs { tensors: "linear_attn.conv1d.", transform: Transform::TileHeads(HeadLocation::RowsAfterKeys) },
+    StoredAs { tensors: "linear_attn.dt_bias", transform: Transform::TileHeads(HeadLocation::Rows) },
+    StoredAs { tensors: "linear_attn.A_log", transform: Transform::TileHeads(HeadLocation::DecayRates) },
+    StoredAs { tensors: "linear_attn.out_proj.", transform: Transform::TileHeads(HeadLocation::Columns) },
+    // Unlike the other norms, that of recurrent layers has no offset of one.
     StoredAs { tensors: "linear_attn.norm.", transform: Transform::Identity },
     StoredAs { tensors: "norm.weight", transform: Transform::PlusOne },
     StoredAs { tensors: "mlp.experts.gate_up_proj", transform: Transform::SplitGateUp },
     StoredAs { tensors: "mlp.experts.down_proj", transform: Transform::SplitGateUp },
 ];
 
-/// Projections by key head are taken apart; the order of value heads stays.
-pub(crate) const BY_KEY_HEAD: &[StoredAs] = &[
+/// Transforms of Qwen3-Next: projections ordered by key head are split; the order of value heads is
+/// kept.
+pub(crate) const KEY_HEAD_TRANSFORMS: &[StoredAs] = &[
     StoredAs { tensors: "linear_attn.in_proj_qkvz.", transform: Transform::SplitKeyHeads },
     StoredAs { tensors: "linear_attn.conv1d.", transform: Transform::SqueezeConvolution },
     StoredAs { tensors: "linear_attn.A_log", transform: Transform::DecayRate { column: false } },
@@ -67,17 +72,17 @@ pub(crate) const DELTA: &[Rule] = &[
     Rule::Code { read: read_sizes, write: write_sizes },
 ];
 
-/// The value heads' width from the width of all, and the kinds of layers.
+/// Reads the width of a value head, from the width of all value heads, and the kind of each layer.
 fn read_sizes(r: &mut ConfigReader<'_>) -> Result<()> {
     let (inner, heads) = (r.required_uint("ssm.inner_size")?, r.required_uint("ssm.time_step_rank")?);
     r.set("linear_value_head_dim", inner.checked_div(heads).unwrap_or(0));
     let extra = r.uint("nextn_predict_layers").unwrap_or(0);
     let listed = r.file.value("attention.recurrent_layers");
     let listed = listed.as_ref().and_then(Json::as_array).cloned().unwrap_or_default();
-    let every = r.uint("full_attention_interval").filter(|every| *every > 0).unwrap_or(4);
+    let interval = r.uint("full_attention_interval").filter(|interval| *interval > 0).unwrap_or(4);
     let is_recurrent = |n: u64| match listed.get(n as usize) {
         Some(flag) => flag.as_bool().unwrap_or(false),
-        None => !(n + 1).is_multiple_of(every),
+        None => !(n + 1).is_multiple_of(interval),
     };
     let kind = |n| if is_recurrent(n) { "linear_attention" } else { "full_attention" };
     let layers = r.blocks().saturating_sub(extra);

@@ -1,5 +1,5 @@
-//! Qwen3.5 (text) and Qwen3-Next: three of four layers are Gated DeltaNet, the others attention with an
-//! output gate. Dense, or MoE with a gated shared expert; an MTP layer.
+//! Qwen3.5 (text) and Qwen3-Next: three of four layers are Gated DeltaNet, the others attention
+//! with an output gate. Dense, or MoE with a gated shared expert; an MTP layer.
 
 pub(crate) mod dense;
 pub(crate) mod layers;
@@ -9,8 +9,8 @@ pub(crate) mod next;
 
 use crate::arch::class::Rename;
 
-/// The prediction layer has names of its own in Hugging Face.
-pub(crate) const MTP: &[Rename] = &[
+/// Hugging Face names of the prediction layer (MTP), and the canonical names.
+pub(crate) const MTP_RENAMES: &[Rename] = &[
     Rename { from: "mtp.layers.0.", to: "model.layers.{}." },
     Rename { from: "mtp.fc.", to: "model.layers.{}.eh_proj." },
     Rename { from: "mtp.pre_fc_norm_embedding.", to: "model.layers.{}.enorm." },

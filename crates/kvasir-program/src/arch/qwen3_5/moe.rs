@@ -2,9 +2,9 @@
 
 use crate::arch::Architecture;
 use crate::arch::class::Class;
-use crate::arch::qwen3_5::MTP;
+use crate::arch::qwen3_5::MTP_RENAMES;
 use crate::arch::qwen3_5::layers::{FeedForwards, Layers, SharedMoe};
-use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, SHARED_EXPERT, TILED, defaults};
+use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, SHARED_EXPERT, TILED_TRANSFORMS, defaults};
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -16,13 +16,13 @@ pub(crate) static QWEN3_5_MOE: Architecture = Architecture {
         Class::text("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
         Class::multimodal("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", &["visual."]),
     ],
-    renames: MTP,
+    renames: MTP_RENAMES,
     gguf: Gguf {
         names: &["qwen35moe"],
         written: |_| "qwen35moe",
         claims: |_| true,
         tensors: DELTA_TENSORS,
-        transforms: TILED,
+        transforms: TILED_TRANSFORMS,
         rules: &[HEADS, EXPERTS, EXPERT_WIDTH, SHARED_EXPERT, DELTA],
     },
     models: "Qwen3.5 MoE (text)",
@@ -34,5 +34,5 @@ pub(crate) static QWEN3_5_MOE: Architecture = Architecture {
 
 fn layers(b: &mut Builder<'_>) -> Result<Layers> {
     let moe = SharedMoe::read(b.config, true)?;
-    Layers::new(b, false, FeedForwards::Mixed(moe))
+    Layers::new(b, false, FeedForwards::Moe(moe))
 }

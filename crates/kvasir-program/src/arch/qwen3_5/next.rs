@@ -1,10 +1,11 @@
-//! Qwen3-Next: projections of recurrent layers by key head, and a MoE in most layers.
+//! Qwen3-Next: recurrent layers whose projection rows are ordered by key head, and a MoE in most
+//! layers.
 
 use crate::arch::Architecture;
 use crate::arch::class::Class;
-use crate::arch::qwen3_5::MTP;
+use crate::arch::qwen3_5::MTP_RENAMES;
 use crate::arch::qwen3_5::layers::{FeedForwards, Layers, SharedMoe};
-use crate::arch::qwen3_5::metadata::{BY_KEY_HEAD, DELTA, DELTA_TENSORS, SHARED_EXPERT, defaults};
+use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, KEY_HEAD_TRANSFORMS, SHARED_EXPERT, defaults};
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -14,13 +15,13 @@ use crate::gguf::rule::{Rule, write_nothing};
 
 pub(crate) static QWEN3_NEXT: Architecture = Architecture {
     classes: &[Class::text("Qwen3NextForCausalLM", "qwen3_next")],
-    renames: MTP,
+    renames: MTP_RENAMES,
     gguf: Gguf {
         names: &["qwen3next"],
         written: |_| "qwen3next",
         claims: |_| true,
         tensors: DELTA_TENSORS,
-        transforms: BY_KEY_HEAD,
+        transforms: KEY_HEAD_TRANSFORMS,
         rules: &[
             HEADS,
             EXPERTS,
@@ -39,5 +40,5 @@ pub(crate) static QWEN3_NEXT: Architecture = Architecture {
 
 fn layers(b: &mut Builder<'_>) -> Result<Layers> {
     let moe = SharedMoe::read(b.config, b.config.flag_or("norm_topk_prob", true)?)?;
-    Layers::new(b, true, FeedForwards::Mixed(moe))
+    Layers::new(b, true, FeedForwards::Moe(moe))
 }

@@ -1,21 +1,23 @@
-//! [`SplitError`]: the constraint that prevents dividing a program among ranks.
+//! [`SplitError`]: the constraint that prevents dividing a program among tensor-parallel ranks or
+//! expert-parallel replicas.
 
 use std::fmt;
 
-/// The constraint that prevents dividing a program among ranks, with its counts or tensor.
+/// The constraint that prevents dividing a program among ranks or replicas, with its counts or
+/// tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SplitError {
-    /// The rank is not below the number of ranks.
+    /// The rank or replica is not below their number.
     Rank {
-        /// The rank, counted from 0.
+        /// The rank or replica, counted from 0.
         rank: usize,
-        /// Number of ranks.
+        /// Number of ranks or replicas.
         ranks: usize,
     },
-    /// The program is one rank's shard already.
+    /// The program is already the shard of one rank or replica.
     AlreadySplit {
-        /// Number of ranks that it was divided among.
+        /// Number of ranks or replicas that it was divided among.
         ranks: usize,
     },
     /// The program is an encoder, which runs in one process.
@@ -36,13 +38,13 @@ pub enum SplitError {
         /// Number of ranks.
         ranks: usize,
     },
-    /// A mixture has fewer experts than there are ranks.
+    /// A mixture has fewer experts than there are ranks or replicas.
     Experts {
         /// The model's architecture.
         architecture: String,
         /// Number of experts.
         experts: usize,
-        /// Number of ranks.
+        /// Number of ranks or replicas.
         ranks: usize,
     },
     /// The program has no MoE layer, so it has no experts to divide.
@@ -76,10 +78,10 @@ impl fmt::Display for SplitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rank { rank, ranks } => {
-                write!(f, "rank {rank} does not exist among {ranks} ranks; ranks count from 0")
+                write!(f, "rank or replica {rank} does not exist among {ranks}; they count from 0")
             }
             Self::AlreadySplit { ranks } => {
-                write!(f, "the program is already the shard of one of {ranks} ranks")
+                write!(f, "the program is already the shard of one of {ranks} ranks or replicas")
             }
             Self::Encoder { architecture } => {
                 write!(f, "{architecture}: encoders cannot be divided among ranks; use one rank")
@@ -92,7 +94,8 @@ impl fmt::Display for SplitError {
             Self::Experts { architecture, experts, ranks } => {
                 write!(
                     f,
-                    "{architecture}: {experts} experts cannot be divided among {ranks} ranks; use fewer ranks"
+                    "{architecture}: {experts} experts cannot be divided among {ranks} ranks or replicas; \
+                     use at most {experts}"
                 )
             }
             Self::NoExperts { architecture } => {

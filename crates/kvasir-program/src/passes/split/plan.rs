@@ -167,7 +167,7 @@ impl Planner<'_> {
             Op::UpdateAndAttend { q, k: Some(_), layer, .. } => {
                 let facts = self.program.layers[layer.0 as usize];
                 let heads = self.width(*q) / facts.key_dim.max(1);
-                // Layers that share K and V are divided alike.
+                // All attention ops that share the K and V of this layer get the same partition.
                 let Some(regions) = self.attention_regions(*layer, heads) else { return Ok(()) };
                 let matrices = || regions.iter().flat_map(|region| &region.matrices);
                 let fits = |matrix: &Matrix, head: usize| {
@@ -192,7 +192,8 @@ impl Planner<'_> {
             }
             Op::Gate { gate, out, .. } => {
                 let mut region = ShardedRegion::default();
-                // A gate of one element needs the complete row; one behind attention is sharded by heads.
+                // A gate of one element needs the complete row; an output gate of attention is
+                // already sharded by heads.
                 let is_sharded = self.plan.partition(*out).is_some();
                 if is_sharded
                     || self.width(*gate) != self.width(*out)
@@ -232,8 +233,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The regions behind all attention ops of a layer. `None` if one of them cannot be sharded, or
-    /// has another number of query heads.
+    /// The region that follows each attention op of a layer. `None` if one of them cannot be
+    /// sharded, or if the ops differ in their number of query heads.
     fn attention_regions(&self, layer: LayerId, heads: usize) -> Option<Vec<ShardedRegion>> {
         let mut regions = Vec::new();
         for op in &self.program.ops {
@@ -354,7 +355,7 @@ impl Planner<'_> {
             Op::Linear { .. } => true,
             Op::Slice { groups, .. } => *groups == 1 || by_group(*groups),
             Op::GroupLinear { matrices, .. } => by_group(matrices.count),
-            // A weight for each element of the row cannot be sharded by groups.
+            // A norm with one weight per element of the row cannot be sharded by groups.
             Op::Norm { weight, groups, .. } => {
                 let len = |id: WeightId| self.program.weight(id).shape.iter().product::<usize>();
                 by_group(*groups) && weight.is_none_or(|id| len(id) * groups == width)

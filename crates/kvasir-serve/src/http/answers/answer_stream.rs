@@ -69,7 +69,7 @@ pub struct AnswerStream {
     admitted: Instant,
     /// Session update to commit at the end.
     recorder: Option<TurnRecorder>,
-    /// The slot that gets prompt and answer at the end.
+    /// Records prompt and answer for the request's slot.
     slot: Option<SlotRecorder>,
     has_ended: bool,
 }
@@ -221,12 +221,12 @@ impl AnswerStream {
         Self { recorder, ..self }
     }
 
-    /// Records prompt and answer in a slot, if there is one.
-    pub(crate) fn in_slot(self, slot: Option<SlotRecorder>) -> Self {
+    /// Records prompt and answer in a slot, if one is given.
+    pub(crate) fn with_slot(self, slot: Option<SlotRecorder>) -> Self {
         Self { slot, ..self }
     }
 
-    /// The number of its slot, if slots are recorded.
+    /// The number of the answer's slot, if slots are recorded.
     pub(crate) fn slot(&self) -> Option<u32> {
         self.slot.as_ref().map(SlotRecorder::number)
     }
@@ -248,53 +248,8 @@ impl AnswerStream {
             }
             increment.cached = output.cached.take();
             self.scores.append(&mut output.scores);
-            let by_token = |summary: &Summary| matches!(summary.finish, Finish::Eos | Finish::StopId(_));
-            let ends_by_token = output.ended.as_ref().is_some_and(by_token);
-            let count = output.tokens.len();
-            let range = self.consumed..count.min(self.consumed + MAX_INCREMENT_TOKENS);
-            self.consumed = range.end;
-            // An end token is not part of the answer's text.
-            let omits_end_token = ends_by_token && range.end == count && !self.written.include_stop;
-            let text_end = if omits_end_token { range.end.saturating_sub(1) } else { range.end };
-            let mut texts = std::mem::take(&mut self.texts);
-            // Tokens after a stop sequence are ignored.
-            if self.choice.stopped().is_none() {
-                let tokens = output.tokens.get(range.start..text_end).unwrap_or_default();
-                self.detokenizer.push(tokens, &mut texts).await?;
-            }
-            let mut remaining_texts = texts.drain(..);
-            for i in range {
-                let token = output.tokens[i];
-                // Tokens after a stop sequence were in flight when it was found.
-                if self.choice.stopped().is_some() {
-                    break;
-                }
-                self.tokens += 1;
-                if let Some(recorder) = &mut self.recorder {
-                    recorder.push_token(token);
-                }
-                if let Some(slot) = &mut self.slot {
-                    slot.push(token);
-                }
-                if self.written.token_ids {
-                    self.ids.push(token);
-                }
-                let text = remaining_texts.next().unwrap_or_default();
-                let logprobs = output.logprobs.get(i);
-                self.logprobs.extend(logprobs.map(|l| (self.text, self.logprob(token, l))));
-                self.text += text.len();
-                let deltas = self.choice.push(&text);
-                if deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))) {
-                    self.reasoning = self.tokens;
-                }
-                deltas.into_iter().for_each(|delta| increment.add(delta));
-                if self.choice.stopped().is_some() {
-                    self.answers.stop_at(self.tokens);
-                }
-            }
-            drop(remaining_texts);
-            self.texts = texts;
-            let ended = output.ended.filter(|_| self.consumed == count);
+            self.detokenize(&output, &mut increment).await?;
+            let ended = output.ended.filter(|_| self.consumed == output.tokens.len());
             self.output = output;
             if let Some(summary) = ended {
                 if let Some(error) = failure(summary.finish) {
@@ -317,6 +272,68 @@ impl AnswerStream {
             if reports_progress || !increment.deltas.is_empty() {
                 return Ok(Some(increment));
             }
+        }
+    }
+
+    /// Detokenizes and parses up to [`MAX_INCREMENT_TOKENS`] tokens of `output` that no increment
+    /// has consumed, and adds their deltas to the increment.
+    async fn detokenize(
+        &mut self,
+        output: &RequestOutput,
+        increment: &mut AnswerIncrement,
+    ) -> Result<(), ApiError> {
+        let by_token = |summary: &Summary| matches!(summary.finish, Finish::Eos | Finish::StopId(_));
+        let ends_by_token = output.ended.as_ref().is_some_and(by_token);
+        let count = output.tokens.len();
+        let range = self.consumed..count.min(self.consumed + MAX_INCREMENT_TOKENS);
+        self.consumed = range.end;
+        // An end token is not part of the answer's text.
+        let omits_end_token = ends_by_token && range.end == count && !self.written.include_stop;
+        let text_end = if omits_end_token { range.end.saturating_sub(1) } else { range.end };
+        let mut texts = std::mem::take(&mut self.texts);
+        // Tokens after a stop sequence are ignored.
+        if self.choice.stopped().is_none() {
+            let tokens = output.tokens.get(range.start..text_end).unwrap_or_default();
+            self.detokenizer.push(tokens, &mut texts).await?;
+        }
+        let mut remaining_texts = texts.drain(..);
+        for i in range {
+            let token = output.tokens[i];
+            // Tokens after a stop sequence were in flight when it was found.
+            if self.choice.stopped().is_some() {
+                break;
+            }
+            self.record_token(token);
+            let text = remaining_texts.next().unwrap_or_default();
+            let logprobs = output.logprobs.get(i);
+            self.logprobs.extend(logprobs.map(|l| (self.text, self.logprob(token, l))));
+            self.text += text.len();
+            let deltas = self.choice.push(&text);
+            if deltas.iter().any(|delta| matches!(delta, Delta::Reasoning(_))) {
+                self.reasoning = self.tokens;
+            }
+            deltas.into_iter().for_each(|delta| increment.add(delta));
+            if self.choice.stopped().is_some() {
+                self.answers.stop_at(self.tokens);
+            }
+        }
+        drop(remaining_texts);
+        self.texts = texts;
+        Ok(())
+    }
+
+    /// Counts a token of the answer, and adds it to the session's turn, the slot and the requested
+    /// ids.
+    fn record_token(&mut self, token: Token) {
+        self.tokens += 1;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.push_token(token);
+        }
+        if let Some(slot) = &mut self.slot {
+            slot.push_token(token);
+        }
+        if self.written.token_ids {
+            self.ids.push(token);
         }
     }
 
@@ -384,7 +401,8 @@ impl AnswerStream {
             ttft: Duration::from_nanos(summary.ttft().unwrap_or(0)),
             decode_time: Duration::from_nanos(summary.decode_time().unwrap_or(0)),
         });
-        // A client that knows the end may save the slot.
+        // The slot must be idle before the client learns of the end, because it may then save the
+        // slot.
         self.slot = None;
         if let Some(mut recorder) = self.recorder.take() {
             recorder.push_deltas(&increment.deltas);

@@ -51,7 +51,7 @@ pub(crate) struct Reply {
     /// Ids of each prompt, if requested.
     prompt_ids: Vec<Vec<Token>>,
     /// The rendered prompt, if requested.
-    rendered: Option<String>,
+    rendered_prompt: Option<String>,
     /// Prefixes of the prompt whose K/V is kept.
     marked: Vec<MarkedPrefix>,
 }
@@ -64,7 +64,7 @@ impl Reply {
             per_prompt: per_prompt.max(1),
             prompt_tokens,
             prompt_ids: Vec::new(),
-            rendered: None,
+            rendered_prompt: None,
             marked: Vec::new(),
         }
     }
@@ -80,13 +80,13 @@ impl Reply {
     }
 
     /// Sets the rendered prompt, which `verbose` requests.
-    pub(crate) fn with_rendered(self, rendered: Option<String>) -> Self {
-        Self { rendered, ..self }
+    pub(crate) fn with_rendered_prompt(self, rendered_prompt: Option<String>) -> Self {
+        Self { rendered_prompt, ..self }
     }
 
-    /// The rendered prompt as llama.cpp has it in responses, if requested.
+    /// llama.cpp's `__verbose` object with the rendered prompt, if requested.
     pub(crate) fn verbose(&self) -> Option<Value> {
-        self.rendered.as_ref().map(|prompt| json!({"prompt": prompt}))
+        self.rendered_prompt.as_ref().map(|prompt| json!({"prompt": prompt}))
     }
 
     /// Sets the ids of each prompt, which `return_token_ids` asks for.
@@ -109,7 +109,7 @@ impl Reply {
         self.prompt_tokens
     }
 
-    /// The slot of each answer; −1 where slots are not recorded.
+    /// The slot number of each answer; −1 if slots are not recorded.
     pub(crate) fn slots(&self) -> Vec<i64> {
         self.streams.iter().map(|stream| stream.slot().map_or(-1, i64::from)).collect()
     }

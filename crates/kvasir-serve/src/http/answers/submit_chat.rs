@@ -56,11 +56,11 @@ pub(crate) fn submit_recorded(
     if let Some(recorder) = &mut recorder {
         recorder.bind(&mut submission.request);
     }
-    let mut slot = app.begin_in_slot(sampling, &submission.request)?;
+    let mut slot = app.assign_slot(sampling, &submission.request)?;
     let answers = app.submit(vec![submission], sampling.n)?;
     let stream = |answers| {
         let stream = AnswerStream::new(model.clone(), answers, options.clone(), sampling.output.clone());
-        let stream = stream.recording(recorder.take()).in_slot(slot.take());
+        let stream = stream.recording(recorder.take()).with_slot(slot.take());
         let stream =
             if sampling.prompt_progress { stream.with_prompt_progress(prompt.len() as u32) } else { stream };
         if sampling.prompt_logprobs.is_some() { stream.with_prompt_logprobs(prompt.to_vec()) } else { stream }
@@ -69,7 +69,7 @@ pub(crate) fn submit_recorded(
     let prompt_ids = if sampling.output.token_ids { vec![prompt.to_vec()] } else { Vec::new() };
     let reply = Reply::new(streams, sampling.n as usize, prompt_tokens).with_prompt_ids(prompt_ids);
     let rendered = request.verbose.then(|| model.chat.decode(&prompt));
-    Ok(reply.with_marked(marked).with_rendered(rendered))
+    Ok(reply.with_marked(marked).with_rendered_prompt(rendered))
 }
 
 impl App {

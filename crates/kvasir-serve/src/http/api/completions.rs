@@ -109,18 +109,18 @@ impl Completion {
         let lengths: Vec<u32> =
             submissions.iter().map(|submission| submission.request.prompt.len() as u32).collect();
         let n = request.sampling.n as usize;
-        // Of several prompts, the first runs in the requested slot.
+        // Only the first of several prompts runs in the requested slot.
         let mut fields = request.sampling.clone();
         let mut slots = Vec::with_capacity(submissions.len());
         for submission in &submissions {
-            slots.push(app.begin_in_slot(&fields, &submission.request)?);
+            slots.push(app.assign_slot(&fields, &submission.request)?);
             fields.slot = None;
         }
         let (mut streams, mut echoes) = (Vec::new(), Vec::new());
         for (index, answers) in app.submit(submissions, request.sampling.n)?.into_iter().enumerate() {
             let stream = AnswerStream::new(model.clone(), answers, options.clone(), output.clone())
                 .recording(recorder.take())
-                .in_slot(slots.get_mut(index / n).and_then(Option::take));
+                .with_slot(slots.get_mut(index / n).and_then(Option::take));
             let stream = match lengths.get(index / n).filter(|_| request.sampling.prompt_progress) {
                 Some(length) => stream.with_prompt_progress(*length),
                 None => stream,

@@ -130,7 +130,7 @@ fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec
     let one = |(i, input)| {
         let param = requested.param;
         let name = if requested.inputs.len() == 1 { param.to_owned() } else { format!("{param}[{i}]") };
-        app.check_bytes(&name, input, requested.truncate).map_err(ApiError::of_input)?;
+        app.check_bytes(&name, input, requested.truncate).map_err(ApiError::for_embedding_input)?;
         let ids = app.ids(input, true).map_err(|error| ApiError { param: Some(name.clone()), ..error });
         let mut ids = ids?;
         if requested.truncate {
@@ -140,7 +140,7 @@ fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec
         if ids.is_empty() {
             return Err(ApiError::param(&name, format!("`{name}` has no token")));
         }
-        app.submission(&name, ids, &fields, key).map_err(ApiError::of_input)
+        app.submission(&name, ids, &fields, key).map_err(ApiError::for_embedding_input)
     };
     requested.inputs.iter().enumerate().map(one).collect()
 }

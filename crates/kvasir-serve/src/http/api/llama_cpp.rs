@@ -274,7 +274,7 @@ struct Chunks {
     request: LlamaCppRequest,
     settings: Value,
     prompts: Vec<Vec<Token>>,
-    /// The slot of each answer; −1 where slots are not recorded.
+    /// The slot number of each answer; −1 if slots are not recorded.
     slots: Vec<i64>,
     /// Whether the answers so far hold a line feed.
     has_new_line: Vec<bool>,

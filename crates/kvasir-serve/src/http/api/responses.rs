@@ -147,7 +147,7 @@ impl Responses {
         let id = app.new_id();
         let count = earlier.len();
         let is_warm_up = socket.as_ref().is_some_and(|socket| !socket.generates);
-        // The empty answer of a warm-up is no turn.
+        // A warm-up has an empty answer, which is not recorded as a turn.
         let recorder = turn.filter(|_| !is_warm_up).map(|turn| {
             let messages = earlier.into_iter().chain(request.chat_messages(count)).collect();
             TurnRecorder::of_messages(turn, messages, call_prefix(&id))

@@ -1,7 +1,7 @@
 //! llama.cpp's slots: `GET /slots`, and `POST /slots/ID?action=save`, `restore` and `erase`.
 //!
-//! Requests share one block pool. A slot of this API is a place for a concurrent request, and owns
-//! no K/V: the prefix cache finds a prompt by its content, from any slot.
+//! Requests share one block pool. A slot of this API identifies a concurrent request and owns no
+//! K/V: the prefix cache finds a prompt by its content, whatever its slot.
 
 use crate::error::ApiError;
 use crate::http::access::api_keys::Caller;
@@ -9,9 +9,9 @@ use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::http::query::Query;
 use crate::http::slot_files::SlotFiles;
-use crate::http::slot_transfer::{self, Transferred};
+use crate::http::slot_transfer::{self, TransferSize};
 use crate::request::fields::SLOT_ACTION;
-use crate::session::slots::{Busy, SlotId};
+use crate::session::slots::{SlotBusy, SlotId};
 use axum::{
     Extension, Json,
     extract::{Path, RawQuery, Request, State},
@@ -19,7 +19,8 @@ use axum::{
 use serde_json::{Value, json};
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
-/// `GET /slots`: those of the key. Where slots are not recorded, open requests occupy the first.
+/// `GET /slots`: the slots of the caller's key. Without recorded slots, the first ones count as
+/// running, one per open request.
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
     Extension(Caller(owner)): Extension<Caller>,
@@ -54,49 +55,50 @@ pub(crate) async fn run_action(
     }
 }
 
-/// Later requests of the key hit no prefix that was cached before. Ends its pinned prefixes.
+/// Empties the slot. Later requests of the key hit no prefix that was cached before, and its pinned
+/// prefixes end.
 fn erase(app: &App, slot: SlotId) -> Result<Json<Value>, ApiError> {
-    let erased = app.slots.replace(slot, None).map_err(|Busy| busy(slot))?;
+    let erased = app.slots.replace(slot, None).map_err(|SlotBusy| busy(slot))?;
     app.erasures.erase(slot.owner);
     // No later request could hit them.
     app.end_pins(None, Some(slot.owner));
-    // Where slots are not recorded, cached tokens are not counted by key.
+    // Without recorded slots, the number is unknown.
     let erased = app.rules.slot_files.is_some().then_some(erased);
     Ok(Json(json!({"id_slot": slot.number, "n_erased": erased})))
 }
 
 async fn save(app: &Arc<App>, slot: SlotId, request: Request) -> Result<Json<Value>, ApiError> {
     let (files, filename, path) = named_file(app, request).await?;
-    let content = app.slots.content(slot).map_err(|Busy| busy(slot))?;
+    let content = app.slots.content(slot).map_err(|SlotBusy| busy(slot))?;
     let content = content.ok_or_else(|| {
-        ApiError::conflict("id", format!("slot {} is empty: no request has run in it", slot.number))
+        ApiError::conflict("id", format!("slot {} is empty: run a request in it first", slot.number))
     })?;
     let began = Instant::now();
-    let Transferred { tokens, bytes } = slot_transfer::save(&files, app, slot.owner, content, path).await?;
+    let TransferSize { tokens, bytes } = slot_transfer::save(&files, app, slot.owner, content, path).await?;
     Ok(Json(json!({
         "id_slot": slot.number, "filename": filename, "n_saved": tokens, "n_written": bytes,
-        "timings": {"save_ms": milliseconds(began)},
+        "timings": {"save_ms": elapsed_ms(began)},
     })))
 }
 
 async fn restore(app: &Arc<App>, slot: SlotId, request: Request) -> Result<Json<Value>, ApiError> {
     let (files, filename, path) = named_file(app, request).await?;
-    app.slots.content(slot).map_err(|Busy| busy(slot))?;
+    app.slots.content(slot).map_err(|SlotBusy| busy(slot))?;
     let began = Instant::now();
-    let (content, Transferred { tokens, bytes }) =
+    let (content, TransferSize { tokens, bytes }) =
         slot_transfer::restore(&files, app, slot.owner, path).await?;
-    app.slots.replace(slot, Some(content)).map_err(|Busy| busy(slot))?;
+    app.slots.replace(slot, Some(content)).map_err(|SlotBusy| busy(slot))?;
     Ok(Json(json!({
         "id_slot": slot.number, "filename": filename, "n_restored": tokens, "n_read": bytes,
-        "timings": {"restore_ms": milliseconds(began)},
+        "timings": {"restore_ms": elapsed_ms(began)},
     })))
 }
 
-/// The file that a request names.
+/// Reads `filename` from the body; returns the slot files, the name and its path.
 async fn named_file(app: &Arc<App>, request: Request) -> Result<(SlotFiles, String, PathBuf), ApiError> {
     let Some(files) = &app.rules.slot_files else {
         return Err(ApiError::not_offered(
-            "slots are saved to files with `kvasir serve --slot-save-path DIRECTORY` only; without it, the prefix cache finds a prompt by its content, and sessions (POST /v1/sessions) keep a conversation's K/V",
+            "slots are saved to files only with `kvasir serve --slot-save-path DIRECTORY`; without it, the prefix cache finds a prompt by its content, and sessions (POST /v1/sessions) keep a conversation's K/V",
         ));
     };
     let (key, body) = read_body(app, request, SLOT_ACTION).await?;
@@ -107,9 +109,9 @@ async fn named_file(app: &Arc<App>, request: Request) -> Result<(SlotFiles, Stri
 }
 
 fn busy(slot: SlotId) -> ApiError {
-    ApiError::conflict("id", format!("a request runs in slot {}", slot.number))
+    ApiError::conflict("id", format!("a request is running in slot {}", slot.number))
 }
 
-fn milliseconds(began: Instant) -> f64 {
+fn elapsed_ms(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1e3
 }

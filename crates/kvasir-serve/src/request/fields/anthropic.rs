@@ -1,15 +1,15 @@
 //! Fields of Anthropic's API.
 
 use crate::request::field::{Field, list, no, only, skip, yes};
-use crate::request::fields::reasons::{LABEL, NO_TOOLS, ONE_TIER};
+use crate::request::fields::reasons::{NO_TOOLS, ONE_TIER, PROVIDER_LABEL};
 
 /// Fields of an Anthropic message.
-const TURN: &[&str] = &["role", "content"];
+const ANTHROPIC_MESSAGE: &[&str] = &["role", "content"];
 
 /// Fields of `/v1/messages`.
 pub const MESSAGES: &[Field] = &[
     yes("model"),
-    list("messages", TURN),
+    list("messages", ANTHROPIC_MESSAGE),
     yes("system"),
     yes("max_tokens"),
     yes("stream"),
@@ -22,7 +22,7 @@ pub const MESSAGES: &[Field] = &[
     yes("thinking"),
     yes("output_config"),
     yes("output_format"),
-    skip("metadata", LABEL),
+    skip("metadata", PROVIDER_LABEL),
     skip("service_tier", ONE_TIER),
     skip("speed", ONE_TIER),
     yes("cache_control"),
@@ -38,7 +38,7 @@ pub const MESSAGES: &[Field] = &[
 /// Fields of `/v1/messages/count_tokens`.
 pub const COUNT_TOKENS: &[Field] = &[
     yes("model"),
-    list("messages", TURN),
+    list("messages", ANTHROPIC_MESSAGE),
     yes("system"),
     yes("tools"),
     yes("tool_choice"),

@@ -1,10 +1,12 @@
-//! Groups of fields that several tables have in common.
+//! Groups of fields that several tables share.
 
 use crate::request::field::{Field, no, only, skip, yes};
-use crate::request::fields::reasons::{FOUND, LABEL, MAX_TOKENS, NO_ADAPTERS, NO_BEAMS};
+use crate::request::fields::reasons::{
+    NO_ADAPTERS, NO_BEAM_SEARCH, PREFIX_CACHE_IS_AUTOMATIC, PROVIDER_LABEL, USE_MAX_TOKENS,
+};
 
 /// Fields of a chat message. Unknown scalar fields reach the template, too.
-pub(super) const MESSAGE: &[&str] = &[
+pub(super) const CHAT_MESSAGE: &[&str] = &[
     "role",
     "content",
     "name",
@@ -20,7 +22,7 @@ pub(super) const MESSAGE: &[&str] = &[
     "function_call",
 ];
 
-/// Sampling and scheduling, of OpenAI's three ways to generate.
+/// Sampling and scheduling fields of chats, completions and responses.
 pub(super) const SAMPLING: &[Field] = &[
     yes("temperature"),
     yes("top_p"),
@@ -38,7 +40,7 @@ pub(super) const SAMPLING: &[Field] = &[
     yes("speculation"),
 ];
 
-/// llama.cpp's samplers and their order.
+/// Parameters of llama.cpp's samplers, and their order.
 pub(crate) const SAMPLERS: &[Field] = &[
     yes("typical_p"),
     yes("top_n_sigma"),
@@ -60,8 +62,8 @@ pub(crate) const SAMPLERS: &[Field] = &[
     yes("samplers"),
 ];
 
-/// Structured output, in the spellings of vLLM, SGLang and llama.cpp.
-pub(super) const FORMATS: &[Field] = &[
+/// Structured output, under the names of vLLM, SGLang and llama.cpp.
+pub(super) const OUTPUT_FORMATS: &[Field] = &[
     yes("response_format"),
     yes("regex"),
     yes("ebnf"),
@@ -76,24 +78,24 @@ pub(super) const FORMATS: &[Field] = &[
     skip("guided_decoding_backend", "there is one grammar backend"),
 ];
 
-/// Fields of every generation of llama.cpp's server.
+/// Fields of all generation routes of llama.cpp's server.
 pub(super) const LLAMA_SERVER: &[Field] = &[
     yes("n_predict"),
     yes("timings_per_token"),
-    skip("cache_prompt", FOUND),
+    skip("cache_prompt", PREFIX_CACHE_IS_AUTOMATIC),
     yes("id_slot"),
     yes("return_progress"),
     yes("post_sampling_probs"),
 ];
 
-/// What chats and completions have in common, beside the groups above.
+/// Other fields that chats and completions share.
 pub(super) const GENERATION: &[Field] = &[
     yes("model"),
     yes("session"),
     yes("stream"),
     yes("stream_options"),
     yes("max_tokens"),
-    no("max_new_tokens", MAX_TOKENS),
+    no("max_new_tokens", USE_MAX_TOKENS),
     yes("min_tokens"),
     yes("n"),
     yes("stop_regex"),
@@ -110,9 +112,9 @@ pub(super) const GENERATION: &[Field] = &[
     yes("allowed_token_ids"),
     yes("truncate_prompt_tokens"),
     yes("add_special_tokens"),
-    skip("user", LABEL),
+    skip("user", PROVIDER_LABEL),
     only("best_of", "1", "set `n` and select an answer in the client"),
-    no("use_beam_search", NO_BEAMS),
-    only("length_penalty", "1", NO_BEAMS),
+    no("use_beam_search", NO_BEAM_SEARCH),
+    only("length_penalty", "1", NO_BEAM_SEARCH),
     no("lora_path", NO_ADAPTERS),
 ];

@@ -1,10 +1,10 @@
-//! Fields of sessions, of the tokenizer and of the page.
+//! Fields of the session, tokenizer and page routes.
 
 use crate::request::field::{Field, list, yes};
-use crate::request::fields::groups::MESSAGE;
+use crate::request::fields::groups::CHAT_MESSAGE;
 
 /// Fields of `POST /v1/sessions`.
-pub const SESSIONS: &[Field] = &[yes("model"), list("messages", MESSAGE), yes("prompt"), yes("ttl")];
+pub const SESSIONS: &[Field] = &[yes("model"), list("messages", CHAT_MESSAGE), yes("prompt"), yes("ttl")];
 
 /// Fields of `POST /v1/sessions/ID/fork`.
 pub const FORK: &[Field] = &[yes("n"), yes("at")];
@@ -22,7 +22,7 @@ pub const TOKENIZE: &[Field] = &[
     yes("content"),
     yes("add_special_tokens"),
     yes("add_special"),
-    list("messages", MESSAGE),
+    list("messages", CHAT_MESSAGE),
     yes("tools"),
     yes("add_generation_prompt"),
     yes("continue_final_message"),

@@ -1,10 +1,10 @@
-//! Fields of llama.cpp's own routes.
+//! Fields of the routes that only llama.cpp's server has.
 
 use crate::request::field::{Field, list, only, yes};
-use crate::request::fields::groups::{LLAMA_SERVER, MESSAGE, SAMPLERS};
+use crate::request::fields::groups::{CHAT_MESSAGE, LLAMA_SERVER, SAMPLERS};
 use crate::request::fields::table::table;
 
-/// What llama.cpp's `/completion` and `/infill` have in common.
+/// Fields that llama.cpp's `/completion` and `/infill` share.
 const LLAMA_GENERATION: &[Field] = &[
     yes("model"),
     yes("prompt"),
@@ -45,7 +45,7 @@ pub const LLAMA_EMBEDDING: &[Field] =
 /// Fields of llama.cpp's `/apply-template`.
 pub const APPLY_TEMPLATE: &[Field] = &[
     yes("model"),
-    list("messages", MESSAGE),
+    list("messages", CHAT_MESSAGE),
     yes("tools"),
     yes("tool_choice"),
     yes("add_generation_prompt"),

@@ -1,10 +1,10 @@
-//! Tables of request fields, one per kind of body: supported, ignored by contract, or rejected. Tables
-//! with fields in common are joined from groups.
+//! Tables of request fields, one per kind of body: supported, ignored by contract, or rejected.
+//! Tables with fields in common are joined from groups.
 //!
 //! The single source for parsing (which fields are stored), validation and OpenAPI.
 //! `tests/fields.rs` checks every entry against the parsers.
 //!
-//! A file per API; `groups` and `reasons` are shared.
+//! One file per API. `groups`, `reasons` and the macro of `table` are shared.
 
 mod anthropic;
 mod groups;

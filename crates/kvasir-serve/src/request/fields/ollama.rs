@@ -7,11 +7,11 @@ use crate::request::fields::reasons::NO_ADAPTERS;
 const OLLAMA_MESSAGE: &[&str] =
     &["role", "content", "thinking", "images", "tool_calls", "tool_name", "name", "tool_call_id"];
 
-const LOADED: &str = "the model stays loaded";
+const ALWAYS_LOADED: &str = "the model stays loaded";
 
 const HUB_ACCESS: &str = "the hub is reached over TLS, with the token of HF_TOKEN";
 
-const OF_REQUESTS: &str = "one model is served as it is; send it with each request";
+const SET_PER_REQUEST: &str = "one model is served as it is; send it with each request";
 
 /// Fields of Ollama's `/api/chat`.
 pub const OLLAMA_CHAT: &[Field] = &[
@@ -57,12 +57,12 @@ pub const OLLAMA_EMBED: &[Field] = &[
     yes("truncate"),
     yes("dimensions"),
     yes("options"),
-    skip("keep_alive", LOADED),
+    skip("keep_alive", ALWAYS_LOADED),
 ];
 
 /// Fields of Ollama's older `/api/embeddings`.
 pub const OLLAMA_EMBEDDINGS: &[Field] =
-    &[yes("model"), yes("prompt"), yes("options"), skip("keep_alive", LOADED)];
+    &[yes("model"), yes("prompt"), yes("options"), skip("keep_alive", ALWAYS_LOADED)];
 
 /// Fields of Ollama's `/api/show`.
 pub const OLLAMA_SHOW: &[Field] =
@@ -87,9 +87,9 @@ pub const OLLAMA_CREATE: &[Field] = &[
     yes("name"),
     yes("from"),
     yes("stream"),
-    no("system", OF_REQUESTS),
-    no("parameters", OF_REQUESTS),
-    no("messages", OF_REQUESTS),
+    no("system", SET_PER_REQUEST),
+    no("parameters", SET_PER_REQUEST),
+    no("messages", SET_PER_REQUEST),
     no("template", "`kvasir serve` takes --chat-template FILE"),
     no("quantize", "`kvasir convert MODEL OUT --dtype TYPE` quantizes"),
     no("files", "files are served where they are: kvasir serve FILE"),

@@ -1,12 +1,16 @@
 //! Fields of OpenAI's API, with vLLM's and SGLang's additions.
 
 use crate::request::field::{Field, list, no, only, skip, yes};
-use crate::request::fields::groups::{FORMATS, GENERATION, LLAMA_SERVER, MESSAGE, SAMPLERS, SAMPLING};
-use crate::request::fields::reasons::{AS_SENT, FOUND, LABEL, MEDIA, NO_MODERATION, ONE_TIER};
+use crate::request::fields::groups::{
+    CHAT_MESSAGE, GENERATION, LLAMA_SERVER, OUTPUT_FORMATS, SAMPLERS, SAMPLING,
+};
+use crate::request::fields::reasons::{
+    CONVERSATION_AS_SENT, NO_MODERATION, ONE_TIER, PREFIX_CACHE_IS_AUTOMATIC, PROVIDER_LABEL, TEXT_ONLY,
+};
 use crate::request::fields::table::table;
 
 /// Fields of the `input` items of `/v1/responses`.
-const ITEM: &[&str] = &[
+const RESPONSE_ITEM: &[&str] = &[
     "type",
     "id",
     "role",
@@ -30,10 +34,10 @@ pub const CHAT: &[Field] = table![
     GENERATION,
     SAMPLING,
     SAMPLERS,
-    FORMATS,
+    OUTPUT_FORMATS,
     LLAMA_SERVER,
     &[
-        list("messages", MESSAGE),
+        list("messages", CHAT_MESSAGE),
         yes("max_completion_tokens"),
         yes("top_logprobs"),
         yes("tools"),
@@ -50,16 +54,16 @@ pub const CHAT: &[Field] = table![
         yes("chat_template_kwargs"),
         yes("add_generation_prompt"),
         yes("continue_final_message"),
-        skip("safety_identifier", LABEL),
-        skip("prompt_cache_key", FOUND),
-        skip("prompt_cache_options", FOUND),
-        skip("prompt_cache_retention", FOUND),
-        skip("metadata", LABEL),
+        skip("safety_identifier", PROVIDER_LABEL),
+        skip("prompt_cache_key", PREFIX_CACHE_IS_AUTOMATIC),
+        skip("prompt_cache_options", PREFIX_CACHE_IS_AUTOMATIC),
+        skip("prompt_cache_retention", PREFIX_CACHE_IS_AUTOMATIC),
+        skip("metadata", PROVIDER_LABEL),
         skip("store", "chat completions are not stored; `/v1/responses` are"),
         skip("service_tier", ONE_TIER),
         skip("verbosity", "a hint to models that are trained for it"),
-        only("modalities", r#"["text"]"#, MEDIA),
-        no("audio", MEDIA),
+        only("modalities", r#"["text"]"#, TEXT_ONLY),
+        no("audio", TEXT_ONLY),
         yes("prediction"),
         no("moderation", NO_MODERATION),
         no("web_search_options", "there is no web search"),
@@ -71,7 +75,7 @@ pub const CHAT: &[Field] = table![
 
 /// Fields of `/v1/completions`.
 pub const COMPLETIONS: &[Field] =
-    table![GENERATION, SAMPLING, SAMPLERS, FORMATS, LLAMA_SERVER, &[yes("prompt"), yes("suffix")]];
+    table![GENERATION, SAMPLING, SAMPLERS, OUTPUT_FORMATS, LLAMA_SERVER, &[yes("prompt"), yes("suffix")]];
 
 /// Fields of `/v1/responses`.
 pub const RESPONSES: &[Field] = table![
@@ -79,7 +83,7 @@ pub const RESPONSES: &[Field] = table![
     SAMPLERS,
     &[
         yes("model"),
-        list("input", ITEM),
+        list("input", RESPONSE_ITEM),
         yes("instructions"),
         yes("session"),
         yes("continue_final_message"),
@@ -100,17 +104,17 @@ pub const RESPONSES: &[Field] = table![
         yes("background"),
         yes("metadata"),
         yes("user"),
-        skip("client_metadata", LABEL),
+        skip("client_metadata", PROVIDER_LABEL),
         yes("safety_identifier"),
         yes("prompt_cache_key"),
-        skip("prompt_cache_options", FOUND),
-        skip("prompt_cache_retention", FOUND),
+        skip("prompt_cache_options", PREFIX_CACHE_IS_AUTOMATIC),
+        skip("prompt_cache_retention", PREFIX_CACHE_IS_AUTOMATIC),
         skip("service_tier", ONE_TIER),
         skip("max_tool_calls", "limits calls of hosted tools, of which there are none"),
         yes("previous_response_id"),
         yes("conversation"),
         no("prompt", "there are no stored prompts; send `instructions` and `input`"),
-        no("context_management", AS_SENT),
+        no("context_management", CONVERSATION_AS_SENT),
         no("moderation", NO_MODERATION),
     ],
 ];
@@ -118,12 +122,12 @@ pub const RESPONSES: &[Field] = table![
 /// Fields of `/v1/responses/compact`.
 pub(crate) const COMPACT: &[Field] = &[
     yes("model"),
-    list("input", ITEM),
+    list("input", RESPONSE_ITEM),
     yes("instructions"),
     yes("previous_response_id"),
-    skip("prompt_cache_key", FOUND),
-    skip("prompt_cache_options", FOUND),
-    skip("prompt_cache_retention", FOUND),
+    skip("prompt_cache_key", PREFIX_CACHE_IS_AUTOMATIC),
+    skip("prompt_cache_options", PREFIX_CACHE_IS_AUTOMATIC),
+    skip("prompt_cache_retention", PREFIX_CACHE_IS_AUTOMATIC),
     skip("service_tier", ONE_TIER),
 ];
 
@@ -131,13 +135,13 @@ pub(crate) const COMPACT: &[Field] = &[
 pub(crate) const SOCKET: &[Field] = table![RESPONSES, &[yes("type"), yes("generate")]];
 
 /// Fields of `POST /v1/conversations`.
-pub(crate) const CONVERSATIONS: &[Field] = &[list("items", ITEM), yes("metadata")];
+pub(crate) const CONVERSATIONS: &[Field] = &[list("items", RESPONSE_ITEM), yes("metadata")];
 
 /// Fields of `POST /v1/conversations/ID`.
 pub(crate) const CONVERSATION: &[Field] = &[yes("metadata")];
 
 /// Fields of `POST /v1/conversations/ID/items`.
-pub(crate) const CONVERSATION_ITEMS: &[Field] = &[list("items", ITEM)];
+pub(crate) const CONVERSATION_ITEMS: &[Field] = &[list("items", RESPONSE_ITEM)];
 
 /// Fields of `/v1/embeddings`.
 pub const EMBEDDINGS: &[Field] = &[
@@ -148,5 +152,5 @@ pub const EMBEDDINGS: &[Field] = &[
     yes("truncate"),
     yes("priority"),
     yes("cache_salt"),
-    skip("user", LABEL),
+    skip("user", PROVIDER_LABEL),
 ];

@@ -1,7 +1,7 @@
-//! Fields of the routes that compare texts.
+//! Fields of the rerank and score routes.
 
 use crate::request::field::{Field, skip, yes};
-use crate::request::fields::reasons::LABEL;
+use crate::request::fields::reasons::PROVIDER_LABEL;
 
 /// Fields of `/v1/rerank`.
 pub const RERANK: &[Field] = &[
@@ -14,7 +14,7 @@ pub const RERANK: &[Field] = &[
     yes("return_text"),
     yes("method"),
     yes("instruction"),
-    skip("user", LABEL),
+    skip("user", PROVIDER_LABEL),
 ];
 
 /// Fields of `/v2/rerank`.
@@ -30,5 +30,11 @@ pub const COHERE_RERANK: &[Field] = &[
 ];
 
 /// Fields of `/v1/score`.
-pub const SCORE: &[Field] =
-    &[yes("model"), yes("text_1"), yes("text_2"), yes("method"), yes("instruction"), skip("user", LABEL)];
+pub const SCORE: &[Field] = &[
+    yes("model"),
+    yes("text_1"),
+    yes("text_2"),
+    yes("method"),
+    yes("instruction"),
+    skip("user", PROVIDER_LABEL),
+];

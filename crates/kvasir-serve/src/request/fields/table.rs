@@ -1,8 +1,8 @@
-//! Joins groups of fields to one table.
+//! `table!`: concatenates groups of fields to one table at compile time.
 
 use crate::request::field::{Field, yes};
 
-/// Joins groups of fields to one table.
+/// Concatenates groups of fields, each a `&[Field]`.
 macro_rules! table {
     ($($group:expr),+ $(,)?) => {{
         const GROUPS: &[&[$crate::request::field::Field]] = &[$($group),+];
@@ -12,6 +12,7 @@ macro_rules! table {
 }
 pub(super) use table;
 
+/// Number of fields of all groups.
 pub(in crate::request::fields) const fn total(groups: &[&[Field]]) -> usize {
     let (mut n, mut group) = (0, 0);
     while group < groups.len() {
@@ -21,7 +22,7 @@ pub(in crate::request::fields) const fn total(groups: &[&[Field]]) -> usize {
     n
 }
 
-/// `N` must be the [`total`] of the groups.
+/// Concatenates the groups. `N` must be their [`total`].
 pub(in crate::request::fields) const fn joined<const N: usize>(groups: &[&[Field]]) -> [Field; N] {
     let mut all = [yes(""); N];
     let (mut n, mut group) = (0, 0);

@@ -1,19 +1,19 @@
-//! Streaming parser of tool calls that are read as a whole: Python-style lists (Llama 3.2 and 4, Gemma 3,
-//! LFM2), and Gemma 4's calls.
+//! Streaming parser of tool calls that are buffered until they are complete: Python-style lists
+//! (Llama 3.2 and 4, Gemma 3, LFM2), and Gemma 4's calls.
 //!
-//! States: `Start` (only white space so far), `Text`, `Marked`. Calls are held back until they are
-//! complete: text that only resembles a call stays text.
+//! States: `Start` (only white space so far), `Text`, `Marked`. Text that only resembles a
+//! call stays text.
 
 use crate::answer::call_machine::CallMachine;
 use crate::answer::events::{CallEvent, TextBetweenCalls};
-use crate::dialect::markers::WholeMarkers;
+use crate::dialect::markers::BufferedMarkers;
 use crate::scan::hold_back::{possible_start, take};
 
-/// Streaming parser of calls between two markers, and of a list at the start of the answer in dialects
-/// that have such lists.
+/// Streaming parser of calls between two markers, and of a list at the start of the answer in
+/// dialects that have such lists.
 #[derive(Clone, Debug)]
-pub(crate) struct WholeCalls {
-    markers: &'static WholeMarkers,
+pub(crate) struct BufferedCalls {
+    markers: &'static BufferedMarkers,
     held: String,
     state: State,
     text: TextBetweenCalls,
@@ -26,11 +26,11 @@ enum State {
     #[default]
     Start,
     Text,
-    /// Behind a start marker.
+    /// Between a start marker and its end marker.
     Marked,
 }
 
-impl CallMachine for WholeCalls {
+impl CallMachine for BufferedCalls {
     fn held(&mut self) -> &mut String {
         &mut self.held
     }
@@ -52,8 +52,8 @@ impl CallMachine for WholeCalls {
     }
 }
 
-impl WholeCalls {
-    pub(super) fn new(markers: &'static WholeMarkers) -> Self {
+impl BufferedCalls {
+    pub(super) fn new(markers: &'static BufferedMarkers) -> Self {
         let text = TextBetweenCalls::default();
         let state = if markers.leading_list { State::Start } else { State::Text };
         Self { markers, held: String::new(), state, text, count: 0 }
@@ -103,8 +103,8 @@ impl WholeCalls {
     }
 
     fn marked(&mut self, events: &mut Vec<CallEvent>) -> bool {
-        let WholeMarkers { open, close, strings, .. } = *self.markers;
-        let Some(end) = find_outside(&self.held, close, strings) else { return false };
+        let BufferedMarkers { open, close, string_delimiters, .. } = *self.markers;
+        let Some(end) = find_outside_strings(&self.held, close, string_delimiters) else { return false };
         let body = take(&mut self.held, end);
         self.held.drain(..close.len());
         if !self.take_calls(&body, events) {
@@ -115,7 +115,7 @@ impl WholeCalls {
     }
 
     fn take_calls(&mut self, text: &str, events: &mut Vec<CallEvent>) -> bool {
-        let Some(calls) = (self.markers.read)(text) else { return false };
+        let Some(calls) = (self.markers.parse)(text) else { return false };
         for (name, arguments) in calls {
             events.push(CallEvent::Begin { index: self.count, name });
             events.push(CallEvent::Arguments { index: self.count, text: arguments.to_string() });
@@ -126,9 +126,9 @@ impl WholeCalls {
     }
 }
 
-/// Byte offset of the first `mark` outside of strings, which stand between two equal delimiters. A
-/// backslash escapes a character in strings whose delimiter is one character.
-fn find_outside(text: &str, mark: &str, delimiters: &[&str]) -> Option<usize> {
+/// Byte offset of the first `marker` outside of strings. A string ends with the delimiter that
+/// starts it. A backslash escapes a character in strings whose delimiter is one character.
+fn find_outside_strings(text: &str, marker: &str, delimiters: &[&str]) -> Option<usize> {
     let (mut at, mut inside) = (0, None::<&str>);
     while let Some(c) = text[at..].chars().next() {
         let rest = &text[at..];
@@ -144,7 +144,7 @@ fn find_outside(text: &str, mark: &str, delimiters: &[&str]) -> Option<usize> {
                 continue;
             }
             Some(_) => {}
-            None if rest.starts_with(mark) => return Some(at),
+            None if rest.starts_with(marker) => return Some(at),
             None => {
                 if let Some(delimiter) = delimiters.iter().find(|delimiter| rest.starts_with(**delimiter)) {
                     at += delimiter.len();
