@@ -235,7 +235,7 @@ fn every_request_ends_once_whichever_replicas_fail() {
 fn lost_prefixes_are_distinguished_from_new_prompts() {
     let report = |route| Fleet { route, ..Fleet::default() }.run(&mut agents(400, 60.0));
     let [prefix, round_robin] = [Route::Prefix, Route::RoundRobin].map(report);
-    let [few, many] = [&prefix, &round_robin].map(time_of);
+    let [few, many] = [&prefix, &round_robin].map(total_time);
     assert!(many.lost_prefixes > 1.5 * few.lost_prefixes, "{few:?} {many:?}");
     assert!((many.prefill / few.prefill - 1.0).abs() < 0.25, "{few:?} {many:?}");
 }

@@ -245,7 +245,7 @@ impl Workers {
                 (self.on_log)(true, &format!("replica {index} could not start: {error}"));
                 replica.ended(error.to_string());
                 self.kill_group_of(index);
-                if experts.is_some() {
+                if descriptor.is_some() {
                     // The group restarts together, when all of its processes have ended.
                     return;
                 }

@@ -101,13 +101,20 @@ fn placements(
 }
 
 /// RoBERTa: the position table without the rows up to the padding token's.
-fn positions(architecture: &Architecture, config: &Json, name: &str, shape: &[usize]) -> Result<Vec<Placed>> {
-    let (gguf_name, expert) = Naming::of(architecture).to_gguf(name).ok_or_else(|| unplaced(name))?;
+fn positions(
+    architecture: &Architecture,
+    config: &Json,
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<Placement>> {
+    let (gguf_name, expert) =
+        Naming::of(architecture).to_gguf(name).ok_or_else(|| unsupported_tensor(name))?;
     let skipped = skipped_positions(config).map_err(|e| Error::at("config.json", e))?;
     let [rows, width] = *shape else { return Err(Error::at(format!("tensor {name}"), "is not a matrix")) };
     let change = if skipped == 0 { Change::None } else { Change::SkipRows(skipped) };
     let kept = vec![rows.saturating_sub(skipped), width];
-    Ok(vec![(gguf_name, kept, expert, Part { change, ..Part::whole(name) })])
+    let part = Part { change, ..Part::whole(name) };
+    Ok(vec![Placement { name: gguf_name, shape: kept, expert, part }])
 }
 
 /// The number of a tensor's layer, and the rest of its name.

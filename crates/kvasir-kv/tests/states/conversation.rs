@@ -120,7 +120,7 @@ fn a_prefix_up_to_a_divergence_is_recomputed_once() {
                 hits.push(server.request(&prompt, prompt.len(), &[], 512));
             }
             let whole = 1500 / BLOCK * BLOCK;
-            let at_interval = if interval > 0 { whole / interval * interval } else { 0 };
+            let at_interval = whole.checked_div(interval).map_or(0, |count| count * interval);
             assert_eq!(hits, [0, at_interval, whole, whole], "{kind} {interval}");
         }
     }

@@ -17,7 +17,8 @@ pub(crate) struct State {
 impl State {
     /// The state after one more token.
     pub(crate) fn after(self, token: Token) -> Self {
-        let digest = (self.digest ^ u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        let digest =
+            (self.digest ^ (u64::from(token) + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
         Self { digest, len: self.len + 1 }
     }
 

@@ -3,7 +3,7 @@
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
 use crate::memory_budget::TOKENIZING;
-use crate::model::text::BYTES_PER_TEXT_BYTE;
+use crate::model::tokenization::BYTES_PER_TEXT_BYTE;
 use crate::model::{LONG_TEXT, Model};
 use kvasir_formats::TextPair;
 use kvasir_kv::Token;
