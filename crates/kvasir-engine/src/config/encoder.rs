@@ -1,6 +1,6 @@
 //! Configuration of engines for encoders: texts run whole, and no K/V outlives its step.
 //!
-//! See decision 0052. An option that contradicts it is refused by name.
+//! See decision 0053. An option that contradicts it is refused by name.
 
 use crate::config::EngineConfig;
 use crate::config::error::{ConfigError, ensure};
