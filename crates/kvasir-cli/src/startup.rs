@@ -14,7 +14,7 @@ use crate::options::reports::{log_warning, process_logger};
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
 use crate::startup::ready_engine::{EngineFacts, Peers, ReadyEngine};
-use crate::startup::tokenizers::{TokenizerStart, start_tokenizers};
+use crate::startup::tokenizers::{TokenizerCommand, start_tokenizers};
 use kvasir::{AnyExecutor, EngineConfig, ModelCard, OpenedModel, PackedFile, PrefillProgress, Speculation};
 use kvasir_chat::ChatModel;
 use kvasir_engine::{Engine, Replicas, Role, Route};
@@ -70,7 +70,7 @@ pub(crate) struct Service {
     /// Addresses of the streams of KV events and loads.
     pub(crate) streams: PublishedStreams,
     /// The tokenizer processes to start, if any.
-    pub(crate) tokenizers: Option<TokenizerStart>,
+    pub(crate) tokenizers: Option<TokenizerCommand>,
     /// Directory of saved slots; `None` saves none.
     pub(crate) slot_directory: Option<PathBuf>,
 }
@@ -123,7 +123,7 @@ impl Started {
         let config = options.config()?;
         let (opened, name) = open_model(model, name, &config, &service)?;
         if service.needs_template {
-            refuse_encoder(&opened, &name)?;
+            reject_encoder(&opened, &name)?;
             sampling_args.check_template(&opened, &name)?;
         }
         // Dropped at the end: an engine takes time, too.
@@ -194,7 +194,7 @@ impl Started {
         let Service { defaults, kv_events, streams, tokenizers, .. } = service;
         check_ranks(&opened, fleet.ranks)?;
         if opened.model.target.is_encoder() && fleet.roles.iter().any(|role| *role != Role::Both) {
-            let why = "--role: an encoder reads each text in one step; leave the roles out";
+            let why = "--role: encoders do not support prefill and decode roles; leave `--role` out";
             return Err(Failure::usage(why.to_owned()));
         }
         let engines = fleet.roles.len() as u32;
@@ -244,10 +244,10 @@ impl Started {
     }
 }
 
-/// Refuses to chat with a model that generates nothing.
-fn refuse_encoder(opened: &OpenedModel, name: &str) -> Result<(), Failure> {
+/// Returns an error if the model is an encoder, which cannot chat.
+fn reject_encoder(opened: &OpenedModel, name: &str) -> Result<(), Failure> {
     if opened.model.target.is_encoder() {
-        return Err(Failure::usage(format!("{name} {}", kvasir::ENCODES)));
+        return Err(Failure::usage(format!("{name} {}", kvasir::ENCODER_CANNOT_GENERATE)));
     }
     Ok(())
 }
@@ -356,7 +356,7 @@ pub(crate) fn build_model(
         max_new_tokens: sampling_args.max_new_tokens(opened)?,
         context_shift: sampling_args.shifts_context(),
         hidden: returns_hidden.then_some(program.hidden as u32),
-        encoder: program.is_encoder().then(|| model::Encoder { labels: program.labels() as u32 }),
+        encoder: program.is_encoder().then(|| model::EncoderFacts { labels: program.labels() as u32 }),
         eos: opened.eos(),
         sampling: defaults.map_or(sampling, |defaults| defaults.applied_to(sampling)),
         seed: defaults.and_then(SamplingDefaults::seed),

@@ -1,5 +1,5 @@
-//! Encoders: recorded vectors and scores, the same bits alone, in a batch and on any number of threads,
-//! in f32 and in quantized arithmetic.
+//! Encoders: recorded vectors and scores, and identical bits alone, in a batch and on any number of
+//! threads, with f32 and with quantized weights.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, ThreadPool};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 const TOLERANCE: f32 = 1e-3;
 
-/// The recorded encoders. A decoder among them is left out: its rows are causal.
+/// Directories of the recorded encoders. `embed_qwen3` is left out: it is a decoder.
 fn cases() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/encoders");
     let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
@@ -44,48 +44,59 @@ fn tokens(json: &Json) -> Vec<Token> {
     json.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as Token).collect()
 }
 
-fn worst(a: &[f32], b: &[f32]) -> f32 {
+/// The largest absolute difference.
+fn max_error(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// A sequence's tokens, and where its second text starts.
-type Text = (Vec<Token>, u32);
+/// One sequence of an encoder.
+struct Text {
+    tokens: Vec<Token>,
+    /// Index of the first token of type 1; 0 if there is none.
+    second_text_start: u32,
+}
 
 /// A step of whole sequences, as the engine builds it for an encoder.
 fn step(texts: &[Text]) -> Step {
     let mut cache = build(CacheKind::Paged, &CacheConfig::new(1024)).unwrap();
     let sequences: Vec<_> = texts.iter().map(|_| cache.open().unwrap()).collect();
-    let claims: Vec<_> =
-        sequences.iter().zip(texts).map(|(seq, (ids, _))| ClaimRow::new(*seq, ids.len() as u32)).collect();
+    let claims: Vec<_> = sequences
+        .iter()
+        .zip(texts)
+        .map(|(seq, text)| ClaimRow::new(*seq, text.tokens.len() as u32))
+        .collect();
     let mut step = Step::default();
     cache.claim(StepId(1), &claims).unwrap();
     cache.plan(StepId(1), &mut step.plan).unwrap();
     step.plan.rows.iter_mut().for_each(|row| row.mask = Mask::None);
     step.batch = Batch { step: StepId(1), ..Batch::default() };
-    for (row, (seq, (ids, _))) in sequences.iter().zip(texts).enumerate() {
+    for (row, (seq, Text { tokens, .. })) in sequences.iter().zip(texts).enumerate() {
         step.batch.rows.push(BatchRow {
             seq: *seq,
-            tokens: Span::new(step.batch.tokens.len(), ids.len()),
-            context_len: ids.len() as u32,
-            sample_from: ids.len() as u32 - 1,
+            tokens: Span::new(step.batch.tokens.len(), tokens.len()),
+            context_len: tokens.len() as u32,
+            sample_from: tokens.len() as u32 - 1,
             pool_row: PoolRow(row as u32),
             sampling: Sampling { hidden: true, ..Sampling::default() },
             ..BatchRow::default()
         });
-        step.batch.tokens.extend_from_slice(ids);
+        step.batch.tokens.extend_from_slice(tokens);
     }
     step
 }
 
-/// The vectors of texts that run in one step.
+/// Runs the texts in one step, and returns the vector of each.
 fn run(model: &Arc<CpuModel>, texts: &[Text]) -> Vec<Vec<f32>> {
     let kv: KvType = model.natural_kv();
     let limits = Limits { slots: 2048, tokens: 512, rows: 8, kv, ring: None };
     let mut executor = CpuExecutor::new(Arc::clone(model), limits).unwrap();
-    for (row, (prompt, second_text)) in texts.iter().enumerate() {
-        let spec =
-            SequenceSpec { prompt: prompt.clone(), second_text: *second_text, ..SequenceSpec::default() };
+    for (row, text) in texts.iter().enumerate() {
+        let spec = SequenceSpec {
+            prompt: text.tokens.clone(),
+            second_text_start: text.second_text_start,
+            ..SequenceSpec::default()
+        };
         executor.bind(PoolRow(row as u32), spec);
     }
     let pending = executor.submit(Box::new(step(texts))).map_err(|refused| refused.error).unwrap();
@@ -96,20 +107,24 @@ fn run(model: &Arc<CpuModel>, texts: &[Text]) -> Vec<Vec<f32>> {
     step.output.hidden.chunks(width).map(<[f32]>::to_vec).collect()
 }
 
+/// The recorded texts, and the vector or the scores of each.
 fn texts(expected: &Json) -> (Vec<Text>, Vec<Vec<f32>>) {
     let outputs = if expected["pooled"].is_null() { &expected["score"] } else { &expected["pooled"] };
     let prompts = expected["prompts"].as_object().unwrap();
-    prompts.iter().map(|(name, ids)| ((tokens(ids), 0), floats(&outputs[name]))).unzip()
+    prompts
+        .iter()
+        .map(|(name, ids)| (Text { tokens: tokens(ids), second_text_start: 0 }, floats(&outputs[name])))
+        .unzip()
 }
 
-/// 1 for equal directions.
+/// Cosine similarity.
 fn cosine(a: &[f32], b: &[f32]) -> f32 {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
 #[test]
-fn vectors_and_scores_are_as_recorded_alone_and_in_a_batch() {
+fn vectors_and_scores_match_the_records_alone_and_in_a_batch() {
     for case in cases() {
         let (model, expected) = (load(&case, 2), expected(&case));
         assert_eq!(model.precision(), Precision::F32, "weights stored as f32");
@@ -119,14 +134,14 @@ fn vectors_and_scores_are_as_recorded_alone_and_in_a_batch() {
         for ((text, recorded), together) in texts.iter().zip(&recorded).zip(&together) {
             let alone = run(&model, std::slice::from_ref(text)).remove(0);
             assert_eq!(&alone, together, "{}", case.display());
-            let error = worst(&alone, recorded);
-            assert!(error < TOLERANCE, "{}, {} tokens: {error}", case.display(), text.0.len());
+            let error = max_error(&alone, recorded);
+            assert!(error < TOLERANCE, "{}, {} tokens: {error}", case.display(), text.tokens.len());
         }
     }
 }
 
 #[test]
-fn quantized_encoders_are_close_and_do_not_depend_on_the_batch() {
+fn quantized_encoders_are_close_and_batch_invariant() {
     let file = std::env::temp_dir().join(format!("kvasir-cpu-encoder-{}.gguf", std::process::id()));
     for case in cases() {
         convert(&case, &file, &Rules::parse("q8_0", &[]).unwrap()).unwrap();
@@ -135,7 +150,7 @@ fn quantized_encoders_are_close_and_do_not_depend_on_the_batch() {
         for ((text, recorded), together) in texts.iter().zip(&recorded).zip(&together) {
             assert_eq!(&run(&model, std::slice::from_ref(text))[0], together, "{}", case.display());
             let is_close = match recorded.len() {
-                1 => worst(together, recorded) < 0.1,
+                1 => max_error(together, recorded) < 0.1,
                 _ => cosine(together, recorded) > 0.999,
             };
             assert!(is_close, "{}: {together:?}, recorded {recorded:?}", case.display());
@@ -145,13 +160,13 @@ fn quantized_encoders_are_close_and_do_not_depend_on_the_batch() {
 }
 
 #[test]
-fn the_second_text_has_another_token_type() {
+fn token_type_1_applies_to_the_second_text() {
     let case = cases().remove(0);
     let (model, expected) = (load(&case, 1), expected(&case));
     let record = &expected["p17_with_token_types"];
     let types = tokens(&record["types"]);
-    let second_text = types.iter().position(|kind| *kind == 1).unwrap() as u32;
-    let text = (tokens(&expected["prompts"]["p17"]), second_text);
-    let error = worst(&run(&model, &[text])[0], &floats(&record["pooled"]));
+    let second_text_start = types.iter().position(|kind| *kind == 1).unwrap() as u32;
+    let text = Text { tokens: tokens(&expected["prompts"]["p17"]), second_text_start };
+    let error = max_error(&run(&model, &[text])[0], &floats(&record["pooled"]));
     assert!(error < TOLERANCE, "{error}");
 }

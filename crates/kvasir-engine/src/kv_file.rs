@@ -41,7 +41,8 @@ const CHECKSUM_BYTES: usize = 8;
 /// Header of a K/V file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvFileHeader {
-    /// Hash of everything that determines K and V of given tokens: weights and arithmetic.
+    /// Hash by which the caller identifies weights and arithmetic. A file whose fingerprint differs
+    /// from the pool's is refused.
     pub kv_fingerprint: u64,
     /// Layout of the rows.
     pub layout: KvLayout,

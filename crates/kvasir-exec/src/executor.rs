@@ -164,8 +164,8 @@ pub struct SequenceSpec {
     /// LongRoPE models choose the rotary frequencies by it for all positions, so it must be the
     /// same whenever the sequence is bound.
     pub final_len: u32,
-    /// Position of the first token of the second text of a pair (token type 1); 0 without one.
-    pub second_text: u32,
+    /// Position of the first token of token type 1 (the second text of a pair); 0 if there is none.
+    pub second_text_start: u32,
     /// Positions before all tokens that it will be fed that belong to no token of it: a range was cut
     /// out of its session. Position `p` is that of its token `p - skipped`.
     pub skipped: u32,

@@ -85,7 +85,7 @@
 //! `background.rs` runs an executor on its own thread. `ranks.rs` defines all-reduce and all-gather
 //! for tensor parallelism. `experts.rs` defines dispatch and combine for expert parallelism.
 //! `ranked.rs` keeps the executor of a rank, or of an expert-parallel replica, in lockstep with the
-//! others. `whole_sequences.rs` checks the steps of encoders.
+//! others. `whole_sequences.rs` validates the steps of encoders.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.

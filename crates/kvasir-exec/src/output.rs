@@ -75,7 +75,7 @@ pub struct Output {
     /// Raw logits at every sampled position, `vocab` numbers each; empty unless
     /// [`Batch::logits`](crate::batch::Batch::logits) is set.
     pub logits: Vec<f32>,
-    /// Hidden states after the final norm, or pooled vectors or scores of an encoder: one per row
+    /// Hidden states after the final norm; of encoders, pooled vectors or scores. One per row
     /// that [wants one](crate::batch::BatchRow::wants_hidden), in row order.
     #[serde(default)]
     pub hidden: Vec<f32>,
@@ -156,8 +156,9 @@ impl Output {
         if span.len == 1 { self.tokens.get(span.start as usize).copied() } else { None }
     }
 
-    /// Appends the results of an encoder's rows, which sample no token: `pooled` has a vector for each
-    /// row that samples. A row whose vector is not finite is broken.
+    /// Appends the results of an encoder's rows, without tokens. `pooled` holds one vector for each
+    /// row for which `BatchRow::samples` is true. Rows with non-finite vectors are added to
+    /// `broken`.
     pub fn push_pooled(&mut self, rows: &[BatchRow], pooled: &[f32]) {
         let samples = |row: &&BatchRow| row.samples();
         let width = pooled.len().checked_div(rows.iter().filter(samples).count()).unwrap_or(0);

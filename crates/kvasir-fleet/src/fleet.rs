@@ -108,7 +108,7 @@ impl Fleet {
         let watchdog = Watchdog::new(replicas, step_timeout);
         let router = RouterConfig { block_size: facts.block_size, ..RouterConfig::new(route) };
         let mut front = Front::new(RoleRouter::new(router, roles), replicas);
-        front.loses_all_workers = expert_parallel;
+        front.workers_fail_together = expert_parallel;
         front.workers_ready(0..replicas);
         let fleet = Self { runtime, workers, front, facts, handle, commands, watchdog };
         fleet.publish();

@@ -19,7 +19,7 @@ mod tests;
 
 use crate::front::isolation::Isolation;
 use crate::message::RecordLocation;
-use crate::open_request::{Ending, Loss, OpenRequest, Placement};
+use crate::open_request::{Ending, LossState, OpenRequest, Placement};
 use crate::session_homes::SessionHomes;
 use kvasir_engine::{
     Fault, Finish, Message, Nanos, Outbox, Request, RoleCharge, RoleRouter, RouteRequest, SessionId,
@@ -47,9 +47,10 @@ pub(crate) struct Front {
     /// Whether each worker accepts requests.
     is_ready: Vec<bool>,
     /// The suspect that each worker is reserved for.
-    isolated: Vec<Option<Isolation>>,
-    /// Whether workers are lost together, so that only one suspect may run at a time.
-    pub(crate) loses_all_workers: bool,
+    isolations: Vec<Option<Isolation>>,
+    /// Whether the loss of one worker ends all others (expert parallelism), so that only one
+    /// suspect may run at a time.
+    pub(crate) workers_fail_together: bool,
     /// By the caller's tag.
     requests: BTreeMap<u64, OpenRequest>,
     /// The caller's tag by the tag of a run.
@@ -74,8 +75,8 @@ impl Front {
         Self {
             router,
             is_ready: vec![false; replicas],
-            isolated: vec![None; replicas],
-            loses_all_workers: false,
+            isolations: vec![None; replicas],
+            workers_fail_together: false,
             requests: BTreeMap::new(),
             runs: HashMap::new(),
             next_run: 1,
@@ -110,6 +111,7 @@ impl Front {
         self.end_isolations();
     }
 
+    /// Handles a message without ending isolations.
     fn take_message(&mut self, message: Message, now: Nanos) {
         match message {
             Message::Add { mut request, n } => {
@@ -275,7 +277,7 @@ impl Front {
             open.placement.into_iter().for_each(|placement| self.release(placement));
         }
         self.runs.clear();
-        self.isolated.fill(None);
+        self.isolations.fill(None);
     }
 
     /// Routes no further requests to a worker, and reports that its sessions have no K/V.
@@ -309,15 +311,15 @@ impl Front {
         let Some(open) = self.requests.get_mut(&tag) else { return };
         let Some(placement) = open.displace() else { return };
         let isolation = self.isolation(placement.replica).filter(|isolation| isolation.tag == tag);
-        let loss = match isolation {
-            Some(Isolation { was_empty: true, .. }) => Loss::Alone,
-            Some(_) => Loss::AloneAfterOthers,
-            None if placement.is_admitted => Loss::Admitted,
-            None => Loss::Queued,
+        let state = match isolation {
+            Some(Isolation { was_empty: true, .. }) => LossState::Isolated,
+            Some(_) => LossState::IsolatedAfterMoves,
+            None if placement.is_admitted => LossState::Admitted,
+            None => LossState::Queued,
         };
         self.release(placement);
         let Some(open) = self.requests.get_mut(&tag) else { return };
-        if let Some(finish) = open.on_worker_lost(loss) {
+        if let Some(finish) = open.on_worker_lost(state) {
             open.end(finish, now, &mut self.outbox);
             self.requests.remove(&tag);
         }
@@ -351,23 +353,23 @@ impl Front {
                 self.send(replica, message);
             }
             None => {
-                let finish = open.finish_of_ending().unwrap_or(Finish::Aborted);
+                let finish = open.apply_ending().unwrap_or(Finish::Aborted);
                 open.end(finish, now, &mut self.outbox);
                 self.requests.remove(&tag);
             }
         }
     }
 
-    /// Places all requests that wait for a worker, in the order of their arrival; suspects first,
-    /// because other requests would be moved for them.
+    /// Places all requests that wait for a worker: suspects first, because placing one moves other
+    /// requests; otherwise in the order of their arrival.
     fn place_waiting(&mut self) {
         if !self.is_ready.contains(&true) {
             return;
         }
         let waiting = self.requests.iter().filter(|(_, open)| open.placement.is_none());
-        let mut tags: Vec<(bool, u64)> = waiting.map(|(tag, open)| (!open.is_suspect(), *tag)).collect();
-        tags.sort_unstable();
-        tags.into_iter().for_each(|(_, tag)| self.place(tag, 1));
+        let (suspects, others): (Vec<_>, Vec<_>) = waiting.partition(|(_, open)| open.is_suspect());
+        let tags: Vec<u64> = suspects.into_iter().chain(others).map(|(tag, _)| *tag).collect();
+        tags.into_iter().for_each(|tag| self.place(tag, 1));
     }
 
     /// Places `n` siblings, the first of which has this tag, on one worker. If none is ready, they

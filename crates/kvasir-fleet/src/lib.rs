@@ -48,7 +48,7 @@ mod monotonic;
 mod open_request;
 mod order;
 mod oversized;
-mod parent;
+mod parent_death_signal;
 mod publisher_thread;
 mod rank_port;
 mod ranks;
@@ -70,7 +70,7 @@ pub use crate::fleet::{Fleet, FleetConfig};
 pub use crate::kv_publisher::{KvPublisher, KvPublisherConfig, KvPublisherError, PublishedServing};
 pub use crate::load_publisher::{BoundLoadPublisher, LoadPublisher, LoadPublisherError, SampleLoads};
 pub use crate::message::{Facts, Identity};
-pub use crate::parent::die_with_parent;
+pub use crate::parent_death_signal::set_parent_death_signal;
 pub use crate::ranks::{
     Affinity, BroadcastBench, BroadcastError, CommandLog, GroupConfig, GroupError, Member, OnRankLost,
     RankCommand, RankConfig, RankError, RankGroup, RankProcess, StepBroadcast, StepHashes,
@@ -80,7 +80,7 @@ pub use crate::status::FleetHandle;
 pub use crate::step_watch::SubscribeSteps;
 pub use crate::tokenizers::{
     TokenizerArguments, TokenizerClient, TokenizerConfig, TokenizerError, TokenizerPool,
-    TokenizerProcessConfig, run_tokenizer,
+    TokenizerProcessConfig, TokenizerStart, run_tokenizer,
 };
 pub use crate::worker::{ReadCounters, WorkerConfig, WorkerError, run_worker};
 pub use crate::workers::{OnCounters, OnLog};

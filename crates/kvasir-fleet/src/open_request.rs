@@ -7,36 +7,40 @@ use kvasir_engine::{
 use kvasir_kv::{Span, Token};
 use std::sync::Arc;
 
-/// Number of workers lost while they ran a request, without a token in between, at which it becomes
-/// a suspect: it may be the cause.
-const SUSPECT_LOSSES: u32 = 2;
-/// The same number, with workers that had only queued it. The first step of a request that ends
-/// its worker is not reported, so it seems to be queued.
-const SUSPECT_LOSSES_QUEUED: u32 = 4;
-/// Sum of the weights of workers lost while they ran a suspect alone, without a token in between, at
-/// which it fails.
-const MAX_LOSSES_ALONE: u32 = 6;
+/// Number of workers that were lost after they had admitted a request, and since its newest token,
+/// at which the request becomes a suspect.
+const SUSPECT_ADMITTED_LOSSES: u32 = 2;
+/// Number of workers that were lost in any state of a request, and since its newest token, at which
+/// it becomes a suspect. A request that crashes its worker in its first step counts as queued,
+/// because the worker has not reported the admission.
+const SUSPECT_LOSSES: u32 = 4;
+/// Sum of the weights of the losses of an isolated suspect since its newest token, at which it
+/// fails.
+const MAX_ISOLATED_WEIGHT: u32 = 6;
 
-/// What a worker that was lost had done for a request.
+/// State of a request on its worker when the worker was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Loss {
-    /// It had queued it among others, as far as the front knows.
+pub(crate) enum LossState {
+    /// Queued beside other requests, as far as the front knows.
     Queued,
-    /// It had admitted it among others.
+    /// Admitted beside other requests.
     Admitted,
-    /// It had no other request, and none before.
-    Alone,
-    /// Its other requests had been moved away. It may not have removed them yet, so one of them may
-    /// be the cause.
-    AloneAfterOthers,
+    /// Isolated on a worker that had no other request before.
+    Isolated,
+    /// Isolated on a worker whose other requests were moved. The worker may not have aborted them
+    /// yet, so one of them may be the cause.
+    IsolatedAfterMoves,
 }
 
-/// Workers lost since a request's newest token.
+/// Losses of workers since a request's newest token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Losses {
-    all: u32,
+    /// Number in any state.
+    count: u32,
+    /// Number in the state `Admitted`.
     admitted: u32,
-    alone: u32,
+    /// Sum of the weights in the isolated states.
+    isolated_weight: u32,
 }
 
 /// A request that has not ended.
@@ -189,22 +193,23 @@ impl OpenRequest {
         true
     }
 
-    /// Records the loss of its worker. Returns how the request ends; `None` if it continues on
-    /// another worker.
-    pub(crate) fn on_worker_lost(&mut self, loss: Loss) -> Option<Finish> {
-        self.losses.all += 1;
-        self.losses.admitted += u32::from(loss == Loss::Admitted);
-        self.losses.alone += match loss {
-            Loss::Alone => 2,
-            Loss::AloneAfterOthers => 1,
-            Loss::Queued | Loss::Admitted => 0,
+    /// Records the loss of its worker. Returns the finish if the request ends; `None` if it
+    /// continues on another worker.
+    pub(crate) fn on_worker_lost(&mut self, state: LossState) -> Option<Finish> {
+        self.losses.count += 1;
+        self.losses.admitted += u32::from(state == LossState::Admitted);
+        self.losses.isolated_weight += match state {
+            LossState::Isolated => 2,
+            LossState::IsolatedAfterMoves => 1,
+            LossState::Queued | LossState::Admitted => 0,
         };
-        let is_cause = self.losses.alone >= MAX_LOSSES_ALONE;
-        self.finish_of_ending().or(is_cause.then_some(Finish::Failed(Fault::DeviceLost)))
+        let is_cause = self.losses.isolated_weight >= MAX_ISOLATED_WEIGHT;
+        self.apply_ending().or(is_cause.then_some(Finish::Failed(Fault::DeviceLost)))
     }
 
-    /// How it ends if no worker runs it and its client has ended it.
-    pub(crate) fn finish_of_ending(&mut self) -> Option<Finish> {
+    /// Truncates the outputs as its client's [`Ending`] requires, and returns the finish; `None` if
+    /// the client has not ended it. The caller must have removed its placement.
+    pub(crate) fn apply_ending(&mut self) -> Option<Finish> {
         match self.ending? {
             Ending::Abort => Some(Finish::Aborted),
             Ending::StopAt(keep) => {
@@ -214,9 +219,9 @@ impl OpenRequest {
         }
     }
 
-    /// Whether it may be the cause of the loss of its workers, so that it runs alone.
+    /// Whether it may be the cause of the loss of its workers, so that it must run isolated.
     pub(crate) fn is_suspect(&self) -> bool {
-        self.losses.admitted >= SUSPECT_LOSSES || self.losses.all >= SUSPECT_LOSSES_QUEUED
+        self.losses.admitted >= SUSPECT_ADMITTED_LOSSES || self.losses.count >= SUSPECT_LOSSES
     }
 
     /// Writes its final event into an outbox, for a request that no worker runs.

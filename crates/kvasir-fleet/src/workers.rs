@@ -98,9 +98,11 @@ impl Workers {
             Ok((header, FromWorker::Hello { protocol, identity, facts })) => {
                 (header, protocol, identity, facts)
             }
-            other => {
-                let (header, why) =
-                    other.map_or_else(|refused| refused, |(header, _)| (Some(header), DropReason::Malformed));
+            Ok((header, _)) => {
+                self.count_dropped(Some(header), DropReason::Malformed);
+                return Ok(None);
+            }
+            Err((header, why)) => {
                 self.count_dropped(header, why);
                 return Ok(None);
             }
@@ -152,7 +154,7 @@ impl Workers {
         Some((index, message?))
     }
 
-    /// Counts a dropped message of the replica that its header names.
+    /// Counts a dropped message for the replica that its header names, or logs it if there is none.
     fn count_dropped(&mut self, header: Option<Header>, why: DropReason) {
         let replica = header.and_then(|header| self.replicas.get_mut(header.replica as usize));
         match replica {
@@ -246,7 +248,7 @@ impl Workers {
                 replica.ended(error.to_string());
                 self.kill_group_of(index);
                 if descriptor.is_some() {
-                    // The group restarts together, when all of its processes have ended.
+                    // The group restarts when all of its processes have ended.
                     return;
                 }
             }

@@ -24,7 +24,6 @@ use kvasir_program::{Layout, Program, Source, canonical_name};
 use serde_json::Value as Json;
 use std::{
     collections::BTreeMap,
-    hash::{Hash, Hasher},
     ops::Range,
     path::{Component, Path, PathBuf},
     sync::Arc,
@@ -86,7 +85,7 @@ impl Checkpoint {
         }
         let text = LanguageModel::of(&config).map_err(|e| e.in_file(&config_path))?;
         let mut config = text.as_ref().map_or(config, |text| text.config.clone());
-        sentence_transformers::describe(dir, &mut config)?;
+        sentence_transformers::add_config_keys(dir, &mut config)?;
         let quantization = Quantization::of(&config).map_err(|e| e.in_file(&config_path))?;
         let mut out = Self {
             path: dir.to_owned(),
@@ -111,11 +110,11 @@ impl Checkpoint {
             None => out.add_file(&whole)?,
         }
         match &text {
-            Some(text) => out.keep_named(|joined| text.name(joined))?,
+            Some(text) => out.rename_tensors(|joined| text.name(joined))?,
             None => {
                 let class = out.config.pointer("/architectures/0").and_then(Json::as_str);
                 let class = class.unwrap_or_default().to_owned();
-                out.keep_named(|name| canonical_name(&class, name))?;
+                out.rename_tensors(|name| canonical_name(&class, name))?;
             }
         }
         out.rename_tensors()?;
@@ -140,9 +139,10 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// Keeps those tensors that `rename` names, under these names, and counts the rest: the language
-    /// model of a multimodal checkpoint, or a base model's tensors under canonical names.
-    fn keep_named(&mut self, rename: impl Fn(&str) -> Option<String>) -> Result<()> {
+    /// Renames all tensors by `rename`; drops and counts those for which it returns `None`. Selects
+    /// the language model of a multimodal checkpoint, and gives base models their canonical tensor
+    /// names.
+    fn rename_tensors(&mut self, rename: impl Fn(&str) -> Option<String>) -> Result<()> {
         for (joined, entry) in std::mem::take(&mut self.tensors) {
             match rename(&joined) {
                 None => self.left_out += 1,
@@ -241,16 +241,23 @@ impl Checkpoint {
     }
 
     /// A hash (XXH64) of the config, of the names, types and shapes of all tensors, and of the
-    /// first bytes of each. Stable: files may store it.
+    /// first 64 bytes of each. Weights that differ only in later bytes have the same fingerprint.
+    /// Stable across builds and platforms: files may store it.
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = Xxh64::new(0);
-        self.config.to_string().hash(&mut hasher);
+        let mut update = |bytes: &[u8]| {
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        };
+        update(self.config.to_string().as_bytes());
         for tensor in self.tensors() {
-            (tensor.name, tensor.shape).hash(&mut hasher);
-            format!("{:?}", tensor.dtype).hash(&mut hasher);
-            tensor.bytes.get(..FINGERPRINT_BYTES).unwrap_or(tensor.bytes).hash(&mut hasher);
+            update(tensor.name.as_bytes());
+            let shape: Vec<[u8; 8]> = tensor.shape.iter().map(|size| (*size as u64).to_le_bytes()).collect();
+            update(shape.as_flattened());
+            update(format!("{:?}", tensor.dtype).as_bytes());
+            update(tensor.bytes.get(..FINGERPRINT_BYTES).unwrap_or(tensor.bytes));
         }
-        hasher.finish()
+        hasher.digest()
     }
 
     /// The model directory or GGUF file.

@@ -18,7 +18,7 @@ const BEYOND_KEYS: &[(&str, &str)] = &[
     ("gemma3", "full layers other than every sixth"),
     ("mistral", "windows"),
     ("mixtral_swa", "windows"),
-    ("rerank_modernbert", "pooling of a classifier other than by the first token"),
+    ("rerank_modernbert", "a classifier that pools other than by the first token"),
     ("qwen2_swa", "windows"),
     ("qwen3_yarn_swa", "windows"),
 ];
@@ -26,8 +26,9 @@ const BEYOND_KEYS: &[(&str, &str)] = &[
 /// The test checkpoints by architecture.
 fn cases() -> BTreeMap<&'static str, Vec<PathBuf>> {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata");
-    let of = |kind: &str| std::fs::read_dir(data.join(kind)).unwrap();
-    let mut paths: Vec<_> = of("models").chain(of("encoders")).map(|entry| entry.unwrap().path()).collect();
+    let entries = |kind: &str| std::fs::read_dir(data.join(kind)).unwrap();
+    let mut paths: Vec<_> =
+        entries("models").chain(entries("encoders")).map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let mut cases: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for path in paths {

@@ -1,5 +1,5 @@
-//! Tokenizers of encoders: recorded texts and pairs, from `tokenizer.json` and from converted files,
-//! truncation of pairs, Unigram vocabularies.
+//! Tokenizers of encoders, from `tokenizer.json` and from converted GGUF files: recorded ids of
+//! texts and pairs, truncation of pairs, Unigram vocabularies.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_formats::{Checkpoint, Rules, TextPair, Tokenizer, convert};
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 /// The texts of the recorded pair.
 const PAIR: [&str; 2] = ["what is a window", "the cache, at last"];
 
+/// Directories of the recorded encoders; `embed_qwen3` is a decoder.
 fn cases() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/encoders");
     let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
@@ -33,18 +34,18 @@ fn check(case: &Path, tokenizer: &Tokenizer) {
     let pair = tokenizer.encode_pair(PAIR, 512).unwrap();
     let types = ids(&expected["pair"]["type_ids"]);
     assert_eq!(pair.ids, ids(&expected["pair"]["ids"]), "{}", case.display());
-    assert_eq!(pair.second_text as usize, types.iter().position(|kind| *kind == 1).unwrap());
-    for most in 3..pair.ids.len() {
-        let cut = tokenizer.encode_pair(PAIR, most).unwrap();
-        assert_eq!(cut.ids.len(), most);
-        let separators = cut.ids.iter().filter(|id| **id == 3).count();
-        assert_eq!((cut.ids[0], separators, cut.ids[most - 1]), (2, 2, 3), "{cut:?}");
+    assert_eq!(pair.second_text_start as usize, types.iter().position(|kind| *kind == 1).unwrap());
+    for max_tokens in 3..pair.ids.len() {
+        let truncated = tokenizer.encode_pair(PAIR, max_tokens).unwrap();
+        assert_eq!(truncated.ids.len(), max_tokens);
+        let separators = truncated.ids.iter().filter(|id| **id == 3).count();
+        assert_eq!((truncated.ids[0], separators, truncated.ids[max_tokens - 1]), (2, 2, 3), "{truncated:?}");
     }
     assert!(tokenizer.encode_pair(PAIR, 2).is_err());
 }
 
 #[test]
-fn texts_and_pairs_are_as_recorded_also_from_gguf() {
+fn texts_and_pairs_match_the_recorded_ids_also_from_gguf() {
     let file = std::env::temp_dir().join(format!("kvasir-encoder-tokenizer-{}.gguf", std::process::id()));
     for case in cases() {
         check(&case, &Checkpoint::open(&case).unwrap().tokenizer().unwrap().unwrap());
@@ -54,8 +55,8 @@ fn texts_and_pairs_are_as_recorded_also_from_gguf() {
     std::fs::remove_file(&file).unwrap();
 }
 
-/// The form of XLM-RoBERTa's tokenizer: Unigram, two separators between the texts of a pair.
-fn unigram() -> Json {
+/// A `tokenizer.json` as XLM-RoBERTa has it: Unigram, two separators between the texts of a pair.
+fn unigram_json() -> Json {
     let special = |id: u32, text: &str| {
         json!({"id": id, "content": text, "special": true,
         "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
@@ -87,24 +88,24 @@ fn unigram() -> Json {
 }
 
 #[test]
-fn unigram_vocabularies_are_the_same_from_gguf() {
+fn unigram_vocabularies_survive_conversion_to_gguf() {
     let folder = std::env::temp_dir().join(format!("kvasir-unigram-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let case = cases().into_iter().find(|case| case.ends_with("embed_xlmr")).unwrap();
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(case.join(file), folder.join(file)).unwrap();
     }
-    std::fs::write(folder.join("tokenizer.json"), unigram().to_string()).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), unigram_json().to_string()).unwrap();
     let file = folder.join("model.gguf");
     convert(&folder, &file, &Rules::parse("f16", &[]).unwrap()).unwrap();
-    let of = |path: &Path| Checkpoint::open(path).unwrap().tokenizer().unwrap().unwrap();
-    let (ours, theirs) = (of(&folder), of(&file));
+    let load = |path: &Path| Checkpoint::open(path).unwrap().tokenizer().unwrap().unwrap();
+    let (from_json, from_gguf) = (load(&folder), load(&file));
     for text in ["ab  ab", "", "abc x", " a b ", "<s>ab"] {
-        assert_eq!(ours.encode(text, true).unwrap(), theirs.encode(text, true).unwrap(), "{text:?}");
+        assert_eq!(from_json.encode(text, true).unwrap(), from_gguf.encode(text, true).unwrap(), "{text:?}");
     }
-    let pair = TextPair { ids: vec![0, 8, 2, 2, 8, 2], second_text: 0 };
+    let pair = TextPair { ids: vec![0, 8, 2, 2, 8, 2], second_text_start: 0 };
     assert_eq!(
-        [&ours, &theirs].map(|tokenizer| tokenizer.encode_pair(["ab", "ab"], 99).unwrap()),
+        [&from_json, &from_gguf].map(|tokenizer| tokenizer.encode_pair(["ab", "ab"], 99).unwrap()),
         [pair.clone(), pair]
     );
     std::fs::remove_dir_all(&folder).unwrap();

@@ -16,6 +16,7 @@ use crate::contract::rings::Rings;
 use crate::contract::section::{Layout, PlanKind, PlanRow, Segment};
 use crate::contract::span::Span;
 use crate::contract::usage::{BlockUse, PoolUsage};
+use crate::shared::rewind_target::check_rewind_target;
 use crate::shared::single_sequence::SingleSequence;
 
 /// One sequence and a length counter: row `i` lies in slot `i`. The fastest single stream. With
@@ -173,12 +174,7 @@ impl Rewind for Contiguous {
         let length = self.claimed_len(seq)?;
         let lost = self.shape.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.single.peak()));
         // A rewind to the current length drops nothing and is always possible.
-        let lowest = lost.min(length);
-        if (lowest..=length).contains(&to) {
-            Ok(to)
-        } else {
-            Err(CacheError::RewindOutOfRange { to, lowest, length })
-        }
+        check_rewind_target(to, lost.min(length)..=length)
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {

@@ -17,6 +17,7 @@ use crate::contract::plan::Plan;
 use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment, SlotCopy};
 use crate::contract::span::Span;
 use crate::shared::draft_nodes::DraftNodes;
+use crate::shared::rewind_target::check_rewind_target;
 use crate::shared::single_sequence::{SingleSequence, SingleSequenceRow, Written};
 use crate::shared::slot_copies::SlotCopies;
 
@@ -227,8 +228,7 @@ impl Victims for TreeCache {
 
 impl Rewind for TreeCache {
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
-        let length = self.claimed_len(seq)?;
-        if to > length { Err(CacheError::RewindOutOfRange { to, lowest: 0, length }) } else { Ok(to) }
+        check_rewind_target(to, 0..=self.claimed_len(seq)?)
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {

@@ -1,9 +1,9 @@
-//! Reference semantics of activations of one operand.
+//! Reference semantics of elementwise activations.
 
 use crate::math::{gelu, sigmoid};
 use kvasir_program::Elementwise;
 
-/// An activation of one operand.
+/// Applies `function` to `x`.
 pub(crate) fn elementwise(x: f32, function: Elementwise) -> f32 {
     match function {
         Elementwise::Gelu => gelu(x),

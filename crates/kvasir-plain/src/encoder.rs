@@ -1,21 +1,22 @@
-//! Reference semantics of the ops of encoders: lookups by position and token type, and pooling.
+//! Reference semantics of the encoder ops: lookups by position and token type, and pooling.
 
 use crate::run::Run;
 use kvasir_program::{LookupIndex, Pooling, ValueId, WeightId};
 
 impl Run<'_> {
-    /// One row of a table per token.
+    /// Copies one row of the table per token.
     pub(crate) fn lookup(&self, table: WeightId, index: LookupIndex, y: &mut [f32], width: usize) {
         let job = &self.job;
         let last = job.program.weight(table).shape.first().map_or(0, |rows| rows.saturating_sub(1));
         let tokens = job.plan.positions.iter().zip(&self.row_of);
         for (y, (position, row)) in y.chunks_exact_mut(width).zip(tokens) {
-            let at = index.row(*position, job.second_texts[*row]).min(last);
-            y.copy_from_slice(job.weights.row(table, at, width));
+            let entry = index.row(*position, job.second_text_starts[*row]).min(last);
+            y.copy_from_slice(job.weights.row(table, entry, width));
         }
     }
 
-    /// One row per sequence, which ends at a sampled token and begins at position 0.
+    /// Pools each sequence to one row. Sequences start at position 0 and end at their sampled
+    /// token.
     pub(crate) fn pool(&self, x: ValueId, pooling: Pooling, y: &mut [f32], width: usize) {
         let x = self.value(x);
         let row = |token: usize| &x[token * width..(token + 1) * width];

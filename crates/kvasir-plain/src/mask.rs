@@ -2,10 +2,10 @@
 //!
 //! An entry is visible to a query when all of these hold:
 //!
-//! 1. Causal: its position is at or before the query's, or at most the layer's look-ahead behind it.
+//! 1. Causal: its position is at most the query's plus the layer's look-ahead.
 //! 2. Sliding window: `query - entry < window`, if the layer has one.
 //! 3. Draft tree: if this step writes it as a draft, it is the query itself or an ancestor. Layers
-//!    that look ahead have no drafts.
+//!    with a look-ahead have no drafts.
 //! 4. The plan's explicit mask has its bit set. The read holds the entries of all rows of the step.
 
 use kvasir_exec::{Batch, BatchRow};
@@ -47,12 +47,12 @@ impl Reads {
         let position = plan.positions[self.row.queries.range()][query];
         let sees = |entry: usize| {
             let (pool, slot, at) = self.entries[entry];
-            let in_reach = at <= position.saturating_add(layer.lookahead)
+            let in_window = at <= position.saturating_add(layer.lookahead)
                 && layer.window.is_none_or(|window| position.saturating_sub(at) < window);
             let drafts = pool == PoolId(0) && layer.lookahead == 0;
             let node = if drafts { self.nodes.get(&slot) } else { None };
             let is_shown = plan.sees(&self.row, query as u32, entry as u32);
-            in_reach && is_shown && node.is_none_or(|node| self.descends(query, *node))
+            in_window && is_shown && node.is_none_or(|node| self.descends(query, *node))
         };
         (0..self.entries.len()).filter(|entry| sees(*entry)).map(|entry| entry as u32).collect()
     }

@@ -35,7 +35,7 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The error function, in f64: its Taylor series up to 3, beyond it the continued fraction of erfc.
+/// The error function in f64: the Taylor series for |x| < 3, else the continued fraction of erfc.
 fn erf(x: f64) -> f64 {
     let z = x.abs();
     let value = if z < 3.0 {
@@ -52,7 +52,7 @@ fn erf(x: f64) -> f64 {
     value.copysign(x)
 }
 
-/// GELU by the error function.
+/// Exact GELU: `x / 2 * (1 + erf(x / sqrt 2))`.
 pub(crate) fn gelu(x: f32) -> f32 {
     let x = f64::from(x);
     (0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))) as f32
@@ -72,7 +72,7 @@ mod tests {
     use super::gelu;
 
     #[test]
-    fn gelu_has_the_published_values() {
+    fn gelu_matches_published_values() {
         for (x, expected) in [
             (0.0, 0.0),
             (1.0, 0.841_344_8),

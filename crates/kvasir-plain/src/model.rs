@@ -46,8 +46,8 @@ impl PlainModel {
 pub struct Pass {
     /// Logits of the sampled rows, `vocab` numbers each.
     pub logits: Vec<f32>,
-    /// The LM head's inputs for those rows (after the final norm); of an encoder, its pooled vectors
-    /// or scores.
+    /// The inputs of the LM head for those rows (after the final norm); of an encoder, the pooled
+    /// vectors or the scores.
     pub hidden: Vec<f32>,
     /// The requested taps, one row per token.
     pub taps: Vec<(Tap, Vec<f32>)>,

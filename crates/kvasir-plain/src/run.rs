@@ -36,8 +36,8 @@ pub(crate) struct Job<'a> {
     pub(crate) plan: &'a Plan,
     /// Input tokens, with those in flight resolved.
     pub(crate) tokens: &'a [Token],
-    /// Position at which the second text of each row's sequence starts; 0 without one.
-    pub(crate) second_texts: &'a [u32],
+    /// Position of the first token of type 1 in each row's sequence; 0 if there is none.
+    pub(crate) second_text_starts: &'a [u32],
     /// Maximum length of each row's sequence; selects LongRoPE frequencies.
     pub(crate) final_lens: &'a [u32],
     /// The target's hidden states, one row per token, for MTP programs.

@@ -44,9 +44,9 @@ mod model;
 pub(crate) mod passes;
 
 pub use crate::arch::Architecture;
-pub use crate::arch::base_names::canonical_name;
+pub use crate::arch::canonical_name::canonical_name;
 pub use crate::arch::class::{Class, Multimodal, Rename};
-pub use crate::builder::position_table::skipped_positions;
+pub use crate::builder::position_table::skipped_position_rows;
 pub use crate::builder::source::{Layout, Source};
 pub use crate::eagle3::Eagle3;
 pub use crate::error::{ProgramError, Result};

@@ -23,7 +23,8 @@ pub struct Model {
     pub predictions: Vec<Program>,
 }
 
-/// Refuses vectors that a decoder cannot give: it returns the hidden state of the last token.
+/// Refuses pooling modes other than the last token for decoders, whose vector is the last hidden
+/// state.
 fn check_pooling(target: &Program, config: Config<'_>) -> Result<()> {
     match config.text("pooling_mode")? {
         Some(other) if !target.is_encoder() && other != Pooling::Last.name() => {

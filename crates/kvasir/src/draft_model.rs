@@ -43,8 +43,8 @@ impl OpenedDraft {
         }
     }
 
-    /// What the target must keep for it.
-    pub(crate) fn taken(&self) -> Option<Tap> {
+    /// The activations of the target that it reads, which the target must keep.
+    pub(crate) fn tap(&self) -> Option<Tap> {
         self.taps.0
     }
 

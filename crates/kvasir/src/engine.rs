@@ -15,9 +15,9 @@ use kvasir_exec::Executor;
 use kvasir_kv::{Rings, Token, build};
 use std::{fmt::Display, time::Instant};
 
-/// Why an encoder generates nothing.
-pub const ENCODES: &str = "is an encoder: it embeds or scores whole texts and generates none; serve it with \
-    `kvasir serve` for /v1/embeddings, /v1/rerank and /v1/score";
+/// Error text for generation with an encoder, to follow the name of the model.
+pub const ENCODER_CANNOT_GENERATE: &str = "is an encoder: it embeds or scores texts and does not generate; \
+    serve it with `kvasir serve` for /v1/embeddings, /v1/rerank and /v1/score";
 /// Default maximum pool size, in slots.
 pub const DEFAULT_SLOTS: u32 = 32768;
 
@@ -83,7 +83,7 @@ impl LoadedModel {
     pub fn facts(&self, slots: u32) -> Facts {
         let program = self.program();
         Facts {
-            // Behind the longest text of an encoder is room for the token that it never generates.
+            // Limits reserve one position for a generated token, which an encoder does not use.
             max_model_len: self.max_model_len().saturating_add(program.is_encoder().into()),
             is_encoder: program.is_encoder(),
             slots,
@@ -103,7 +103,7 @@ impl LoadedModel {
     pub fn request(&self, prompt: Vec<Token>, params: Params) -> Result<Request, Error> {
         self.check_prompt(&prompt)?;
         if self.program().is_encoder() && !params.sampling.hidden {
-            return Err(Error::invalid("model", ENCODES));
+            return Err(Error::invalid("model", ENCODER_CANNOT_GENERATE));
         }
         if let Some((id, _)) = params.bias.iter().find(|(id, _)| *id as usize >= self.program().vocab) {
             return Err(Error::invalid("bias", format!("names id `{id}`, which is outside the vocabulary")));

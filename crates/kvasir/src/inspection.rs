@@ -138,9 +138,9 @@ impl fmt::Display for Inspection {
             let task = match target.labels() {
                 0 => "embeds texts".to_owned(),
                 1 => "scores pairs of texts".to_owned(),
-                labels => format!("classifies texts by {labels} labels"),
+                labels => format!("classifies texts into {labels} labels"),
             };
-            writeln!(f, "encoder           {task}, generates none")?;
+            writeln!(f, "encoder           {task}; does not generate")?;
         }
         writeln!(f, "prediction layers {}", self.programs.predictions.len())?;
         writeln!(f, "tokenizer         {}", yes(text.tokenizer, "yes"))?;

@@ -76,7 +76,7 @@ pub use crate::chat::Chat;
 pub use crate::chat::answer::{ChatAnswer, ToolCall};
 pub use crate::chat::stream::ChatStream;
 pub use crate::draft_trace::{DraftRound, DraftTrace};
-pub use crate::engine::{DEFAULT_SLOTS, ENCODES, warm_up};
+pub use crate::engine::{DEFAULT_SLOTS, ENCODER_CANNOT_GENERATE, warm_up};
 pub use crate::error::Error;
 pub use crate::hub::cached::CachedModel;
 pub use crate::hub::short_names::ShortNames;

@@ -36,8 +36,8 @@ impl OpenedModel {
                 let (target, packed_file) = (&self.model.target, self.packed_file.clone());
                 let options = LoadOptions { watch: &self.watch, packed_file: packed_file.clone() };
                 let model = CpuModel::load_with(target, source, precision, Arc::clone(&pool), options)?;
-                let taken = draft.as_ref().and_then(OpenedDraft::taken);
-                let model = match taken.or(self.kept_tap) {
+                let tap = draft.as_ref().and_then(OpenedDraft::tap);
+                let model = match tap.or(self.draft_tap) {
                     Some(tap) => model.keeping(&[tap])?,
                     None => model,
                 };
@@ -158,8 +158,10 @@ impl LoadedModel {
         }
     }
 
-    /// A hash of everything that determines K and V of given tokens: the version, the
-    /// [weights](OpenedModel::weights_fingerprint) and the arithmetic. Stable: files may store it.
+    /// A hash of the version, the [fingerprint of the weights](OpenedModel::weights_fingerprint) and
+    /// the arithmetic. Loads with the same one are assumed to compute the same K and V of given
+    /// tokens; weights that differ only after the beginnings of the tensors are not detected.
+    /// Stable: files may store it.
     pub fn kv_fingerprint(&self, weights_fingerprint: u64) -> u64 {
         let precision = self.arithmetic().map(|(_, precision)| precision);
         let version = env!("CARGO_PKG_VERSION");

@@ -25,8 +25,8 @@ pub struct OpenedModel {
     /// Speculative decoding and its draft model; see [`OpenedModel::speculate`].
     pub(crate) speculation: Option<Speculation>,
     pub(crate) draft: Option<OpenedDraft>,
-    /// What the target keeps for the draft model of rank 0, on another rank.
-    pub(crate) kept_tap: Option<Tap>,
+    /// On ranks other than 0: the activations of the target that the draft model of rank 0 reads.
+    pub(crate) draft_tap: Option<Tap>,
     /// Whether this is the built-in model, which has draft layers of its own.
     pub(crate) is_built_in: bool,
     pub(crate) watch: LoadWatch,
@@ -84,7 +84,7 @@ impl OpenedModel {
             generation,
             speculation: None,
             draft: None,
-            kept_tap: None,
+            draft_tap: None,
             is_built_in: false,
             watch,
             random: None,
@@ -107,7 +107,7 @@ impl OpenedModel {
         if self.model.target.is_encoder() {
             return Err(Error::invalid(
                 "speculation",
-                "needs a model that generates; this one is an encoder",
+                "needs a model that generates, but the model is an encoder",
             ));
         }
         let (checkpoint, model) = (&mut self.checkpoint, &mut self.model);
@@ -126,8 +126,10 @@ impl OpenedModel {
         self.draft.as_ref().map(|draft| (draft.program(), &draft.checkpoint))
     }
 
-    /// A hash of the model and of its draft model ([`Checkpoint::fingerprint`]). Stable: files may
-    /// store it. Must be called before the model is loaded, which takes the draft model.
+    /// A hash of the fingerprints of the model and of its draft model
+    /// ([`Checkpoint::fingerprint`]): names, types, shapes and the beginnings of the tensors.
+    /// Stable: files may store it. Must be called before the model is loaded, which takes the draft
+    /// model.
     pub fn weights_fingerprint(&self) -> u64 {
         let draft = self.draft.as_ref().map(|draft| draft.checkpoint.fingerprint());
         xxh64(format!("{} {draft:?}", self.checkpoint.fingerprint()).as_bytes(), 0)
@@ -147,8 +149,8 @@ impl OpenedModel {
         let shard = self.model.target.for_rank(rank, ranks);
         self.model.target = shard.map_err(|why| Error::invalid("ranks", why))?;
         if rank > 0 {
-            // All ranks must compute the same rows of the target.
-            self.kept_tap = self.draft.take().and_then(|draft| draft.taken());
+            // All ranks must compute the same rows of the target, so all keep the tap of rank 0.
+            self.draft_tap = self.draft.take().and_then(|draft| draft.tap());
         }
         Ok(self)
     }

@@ -43,7 +43,7 @@ impl Args {
         rule(!self.compute.is_simulated(), || "--backend sim computes no logits: give another one".into())?;
         let model = self.compute.load()?;
         rule(!model.program().is_encoder(), || {
-            "an encoder has no logits: give a model that generates".into()
+            "an encoder has no logits: choose a model that generates".into()
         })?;
         let mut resolved = self.options.resolve(&model, self.prompt_ids.len() + 1)?;
         // Nothing follows the prompt, which may fill the context.

@@ -11,7 +11,7 @@ use crate::options::sampling::SamplingArgs;
 use crate::startup::ready_engine::shard;
 use crate::startup::{build_model, identity, share_packed};
 use kvasir::{DEFAULT_SLOTS, OpenedModel, Rank, Token};
-use kvasir_fleet::{Affinity, RankCommand, RankConfig, RankProcess, StepHashes, die_with_parent};
+use kvasir_fleet::{Affinity, RankCommand, RankConfig, RankProcess, StepHashes, set_parent_death_signal};
 use std::{
     env,
     ffi::OsString,
@@ -69,7 +69,7 @@ pub(crate) fn pin(
 impl Args {
     /// Runs the steps of rank 0 until rank 0 exits. Always returns an error.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
-        die_with_parent().map_err(Failure::failed)?;
+        set_parent_death_signal().map_err(Failure::failed)?;
         let Command::Serve(serve) = (line.parse)(self.arguments)? else {
             return Err(Failure::usage(
                 "`rank` needs the arguments of `kvasir serve` after `--`; run `kvasir serve --tp M` instead",

@@ -4,8 +4,8 @@
 use crate::commands::{Command, CommandLine};
 use crate::io::failure::Failure;
 use crate::startup::build_model;
-use crate::startup::tokenizers::{TokenizerStart, tokenizer_identity};
-use kvasir_fleet::{TokenizerProcessConfig, die_with_parent, run_tokenizer};
+use crate::startup::tokenizers::{TokenizerCommand, tokenizer_identity};
+use kvasir_fleet::{TokenizerProcessConfig, TokenizerStart, run_tokenizer, set_parent_death_signal};
 use std::{env, ffi::OsString, process::ExitCode};
 
 #[derive(clap::Args)]
@@ -22,20 +22,20 @@ pub(crate) struct Args {
 }
 
 /// How to start `processes` tokenizer processes of a server with these command-line arguments.
-pub(crate) fn command(processes: usize, arguments: Vec<OsString>) -> Result<TokenizerStart, Failure> {
+pub(crate) fn command(processes: usize, arguments: Vec<OsString>) -> Result<TokenizerCommand, Failure> {
     let program = env::current_exe().map_err(Failure::failed)?;
-    let arguments = Box::new(move |tokenizer: u32, generation: u32| {
+    let arguments = Box::new(move |TokenizerStart { tokenizer, generation }| {
         let index = ["tokenizer".into(), "--tokenizer".into(), tokenizer.to_string().into()];
         let generation = ["--generation".into(), generation.to_string().into(), "--".into()];
         index.into_iter().chain(generation).chain(arguments.iter().cloned()).collect()
     });
-    Ok(TokenizerStart { processes, program, arguments })
+    Ok(TokenizerCommand { processes, program, arguments })
 }
 
 impl Args {
     /// Runs jobs of the server process until the server ends.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
-        die_with_parent().map_err(Failure::failed)?;
+        set_parent_death_signal().map_err(Failure::failed)?;
         let Command::Serve(serve) = (line.parse)(self.arguments)? else {
             return Err(Failure::usage(
                 "`tokenizer` needs the arguments of `kvasir serve` after `--`; \

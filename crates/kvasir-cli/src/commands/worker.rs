@@ -12,7 +12,7 @@ use kvasir_chat::ChatModel;
 use kvasir_engine::{Role, Route, StepSource};
 use kvasir_fleet::{
     CommandLog, ExpertGroupConfig, ExpertGroupMember, Facts, GroupConfig, Identity, RankCommand, RankGroup,
-    WorkerCommand, WorkerConfig, WorkerStart, die_with_parent, run_worker,
+    WorkerCommand, WorkerConfig, WorkerStart, run_worker, set_parent_death_signal,
 };
 use kvasir_program::DispatchShape;
 use kvasir_serve::{StepFeed, Visibility, metrics::EngineMetrics};
@@ -109,7 +109,7 @@ fn join_expert_group(
 impl Args {
     /// Runs the requests of the server process until that ends the worker.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
-        die_with_parent().map_err(Failure::failed)?;
+        set_parent_death_signal().map_err(Failure::failed)?;
         let Command::Serve(serve) = (line.parse)(self.arguments.clone())? else {
             return Err(Failure::usage(
                 "`worker` needs the arguments of `kvasir serve` after `--`; use `kvasir serve --dp N`",

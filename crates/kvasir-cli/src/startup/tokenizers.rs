@@ -9,7 +9,7 @@ use kvasir_serve::{model::Model, report::Reports};
 use std::{path::PathBuf, sync::Arc};
 
 /// Number of tokenizer processes, and the command that starts one.
-pub(crate) struct TokenizerStart {
+pub(crate) struct TokenizerCommand {
     pub(crate) processes: usize,
     pub(crate) program: PathBuf,
     pub(crate) arguments: TokenizerArguments,
@@ -27,12 +27,12 @@ pub(crate) fn tokenizer_identity(opened: &OpenedModel, chat: &ChatModel) -> Iden
 
 /// Starts the tokenizer processes, if any. The model that is returned tokenizes in them.
 pub(super) fn start_tokenizers(
-    start: Option<TokenizerStart>,
+    command: Option<TokenizerCommand>,
     opened: &OpenedModel,
     served: Model,
     reports: &Arc<Reports>,
 ) -> Result<(Model, Option<TokenizerPool>), Failure> {
-    let Some(TokenizerStart { processes, program, arguments }) = start else { return Ok((served, None)) };
+    let Some(TokenizerCommand { processes, program, arguments }) = command else { return Ok((served, None)) };
     let identity = tokenizer_identity(opened, &served.chat);
     let on_log = process_logger(reports);
     let config = TokenizerConfig { processes, program, arguments, identity, on_log };

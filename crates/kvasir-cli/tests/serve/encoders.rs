@@ -1,13 +1,13 @@
-//! Encoders end to end: recorded embeddings and scores over HTTP, the same vectors in a batch, pairs,
-//! truncation, and refusals of what an encoder cannot do.
+//! Encoders end to end: recorded embeddings and scores over HTTP, identical vectors in a batch,
+//! text pairs, truncation, and rejection of generation and of unsupported options.
 
 use super::operations::kvasir;
 use super::server::Server;
 use serde_json::{Value, json};
 use std::{fs, path::PathBuf};
 
-/// A folder with a copy of a recorded encoder.
-fn encoder(case: &str, name: &str) -> PathBuf {
+/// Copies the recorded encoder `case` to a temporary folder.
+fn copy_encoder(case: &str, name: &str) -> PathBuf {
     let from = kvasir_testkit::paths::repository().join("testdata/encoders").join(case);
     let folder = std::env::temp_dir().join(format!("kvasir-encoders-{}-{name}", std::process::id()));
     for directory in ["", "1_Pooling"] {
@@ -21,7 +21,7 @@ fn encoder(case: &str, name: &str) -> PathBuf {
 }
 
 fn serve(case: &str, name: &str, options: &[&str]) -> Server {
-    Server::of_model(encoder(case, name), options, &[])
+    Server::of_model(copy_encoder(case, name), options, &[])
 }
 
 fn expected(case: &str) -> Value {
@@ -35,7 +35,7 @@ fn vectors(answer: &Value) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn embeddings_are_as_recorded_alone_and_in_a_batch() {
+fn embeddings_match_the_records_alone_and_in_a_batch() {
     for (case, backend) in [
         ("embed_bert", "cpu"),
         ("embed_bert", "plain"),
@@ -97,12 +97,13 @@ fn texts_beyond_the_models_length_are_refused_or_truncated() {
     assert!(status == 400 && message.contains("`input[1]`") && message.contains("at most 180"), "{error}");
     let (status, answer) = server.post("/v1/embeddings", &json!({"input": &long, "truncate": true}));
     assert_eq!((status, &answer["usage"]["prompt_tokens"]), (200, &json!(180)), "{answer}");
-    let longest: Vec<u32> = std::iter::once(2).chain((0..178).map(|i| 5 + i % 400)).chain([3]).collect();
-    assert_eq!(server.post("/v1/embeddings", &json!({"input": longest})).0, 200);
+    let longest_accepted: Vec<u32> =
+        std::iter::once(2).chain((0..178).map(|i| 5 + i % 400)).chain([3]).collect();
+    assert_eq!(server.post("/v1/embeddings", &json!({"input": longest_accepted})).0, 200);
 }
 
 #[test]
-fn generation_is_refused_with_what_the_model_is_for() {
+fn encoders_reject_generation_and_decoder_options() {
     let server = serve("embed_bert", "refusals", &[]);
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
     for (path, body) in [
@@ -116,9 +117,9 @@ fn generation_is_refused_with_what_the_model_is_for() {
         let (status, error) = server.post(path, &body);
         assert!(status == 400 && error.to_string().contains("is an encoder"), "{path}: {status} {error}");
     }
-    let prompted = json!({"query": "a", "documents": ["b"], "method": "prompt"});
-    assert!(server.post("/v1/rerank", &prompted).1.to_string().contains("is an encoder"));
-    let folder = encoder("embed_bert", "commands");
+    let prompt_method = json!({"query": "a", "documents": ["b"], "method": "prompt"});
+    assert!(server.post("/v1/rerank", &prompt_method).1.to_string().contains("is an encoder"));
+    let folder = copy_encoder("embed_bert", "commands");
     let model = folder.to_str().unwrap();
     for args in [
         vec!["chat", model],
@@ -134,12 +135,12 @@ fn generation_is_refused_with_what_the_model_is_for() {
     }
     let inspected = kvasir(&["inspect", model], &[]);
     let text = String::from_utf8_lossy(&inspected.stdout);
-    assert!(text.contains("embeds texts, generates none") && text.contains("both directions"), "{text}");
+    assert!(text.contains("embeds texts; does not generate") && text.contains("both directions"), "{text}");
     fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
-fn engines_in_processes_of_their_own_give_the_same_vectors() {
+fn data_parallel_engines_give_the_same_vectors() {
     let input = json!({"input": ["the cache", "what is a window", "rings"]});
     let one = serve("embed_modernbert", "one", &[]).post("/v1/embeddings", &input).1;
     let two = serve("embed_modernbert", "two", &["--dp", "2"]).post("/v1/embeddings", &input).1;

@@ -1,5 +1,5 @@
-//! Faults from outside: garbled messages on the fleet's sockets, a full disk for the log, suspended
-//! ranks. The server and its answers are unaffected.
+//! External faults: invalid messages on the fleet's sockets, a log on a full disk, suspended ranks.
+//! The server keeps running, and its answers are those without the fault.
 
 use super::fleet::{Fleet, answer_all, is_running, request, signal};
 use super::ranks::ranks;
@@ -20,27 +20,27 @@ use std::{
 use tokio::{runtime::Runtime, time::timeout};
 use zeromq::{DealerSocket, PushSocket, Socket, SocketSend, ZmqMessage};
 
-/// The result of an engine that has stopped, in msgpack. Its worker would be killed.
+/// The `Stopped` result of an engine, in msgpack. The front kills the worker of an accepted one.
 const STOPPED: &[u8] = b"\x81\xa7Stopped\x81\xa3why\xa1x";
-/// More bytes than a message may have.
-const OVERSIZED: usize = (256 << 20) + 1;
+/// One byte more than the maximum message size.
+const OVERSIZED_BYTES: usize = (256 << 20) + 1;
 
-/// The first frame of a message.
+/// The header frame of a message.
 fn header(replica: u32, generation: u32, number: u64) -> Vec<u8> {
     [&replica.to_le_bytes()[..], &generation.to_le_bytes(), &number.to_le_bytes()].concat()
 }
 
-fn random_bytes(random: &mut Random, most: u32) -> Vec<u8> {
-    (0..random.between(0, most)).map(|_| random.below(256) as u8).collect()
+fn random_bytes(random: &mut Random, max_len: u32) -> Vec<u8> {
+    (0..random.between(0, max_len)).map(|_| random.below(256) as u8).collect()
 }
 
-/// A message that must be dropped.
-fn garbled(random: &mut Random) -> ZmqMessage {
+/// A random message that the front must drop.
+fn invalid_message(random: &mut Random) -> ZmqMessage {
     let replica = random.below(2) as u32;
     let (header, body) = match random.below(6) {
         // A repeated message of the current process.
         0 => (header(replica, 0, 1), STOPPED.to_vec()),
-        // Messages of other processes.
+        // Messages of an unknown generation and of an unknown replica.
         1 => (header(replica, 7, 1 << 40), STOPPED.to_vec()),
         2 => (header(2 + random.below(1000) as u32, 0, 1), STOPPED.to_vec()),
         3 => (header(replica, 0, 1 << 40), STOPPED[..random.below(STOPPED.len() as u64) as usize].to_vec()),
@@ -55,21 +55,21 @@ fn garbled(random: &mut Random) -> ZmqMessage {
     message
 }
 
-/// Sends garbled messages to the fleet whose directory is in `runtime` until `done`.
-async fn send_garbled(runtime: &Path, done: &AtomicBool) {
-    let directory = fs::read_dir(runtime).unwrap().next().unwrap().unwrap().path();
+/// Sends invalid messages until `done` to the fleet whose directory is in `runtime_dir`.
+async fn send_invalid_messages(runtime_dir: &Path, done: &AtomicBool) {
+    let directory = fs::read_dir(runtime_dir).unwrap().next().unwrap().unwrap().path();
     let address = |name: &str| format!("ipc://{}/{name}", directory.display());
     let (mut results, mut requests) = (PushSocket::new(), DealerSocket::new());
     results.connect(&address("results")).await.unwrap();
     requests.connect(&address("requests")).await.unwrap();
     let mut large = ZmqMessage::from(header(0, 0, 1 << 50));
-    large.push_back(vec![0; OVERSIZED].into());
+    large.push_back(vec![0; OVERSIZED_BYTES].into());
     results.send(large).await.unwrap();
     let mut random = Random::new(7);
     while !done.load(Ordering::Relaxed) {
-        results.send(garbled(&mut random)).await.unwrap();
-        requests.send(garbled(&mut random)).await.unwrap();
-        // What is no ZeroMQ at all.
+        results.send(invalid_message(&mut random)).await.unwrap();
+        requests.send(invalid_message(&mut random)).await.unwrap();
+        // Bytes that violate the ZeroMQ protocol.
         for name in ["results", "requests"] {
             let mut socket = UnixStream::connect(directory.join(name)).unwrap();
             // The server may close the connection first.
@@ -80,16 +80,17 @@ async fn send_garbled(runtime: &Path, done: &AtomicBool) {
 }
 
 #[test]
-fn garbled_messages_are_dropped_and_counted() {
-    let runtime = std::env::temp_dir().join(format!("kvasir-garbled-{}", std::process::id()));
-    fs::create_dir_all(&runtime).unwrap();
+fn invalid_messages_are_dropped_and_counted() {
+    let runtime_dir = std::env::temp_dir().join(format!("kvasir-invalid-messages-{}", std::process::id()));
+    fs::create_dir_all(&runtime_dir).unwrap();
     let options = ["--dp", "2", "--threads", "1", "--max-model-len", "512"];
-    let environment = [("XDG_RUNTIME_DIR", runtime.to_str().unwrap())];
-    let fleet = Fleet { server: Server::start_with("faults-garbled", &options, &environment) };
+    let environment = [("XDG_RUNTIME_DIR", runtime_dir.to_str().unwrap())];
+    let fleet = Fleet { server: Server::start_with("faults-invalid-messages", &options, &environment) };
     let requests: Vec<_> = (0..64).map(|number| request(number, 100)).collect();
     let expected = answer_all(&fleet.server, &requests, |_| {});
     let got = answer_all(&fleet.server, &requests, |done| {
-        let sending = async { timeout(Duration::from_secs(120), send_garbled(&runtime, done)).await };
+        let sending =
+            async { timeout(Duration::from_secs(120), send_invalid_messages(&runtime_dir, done)).await };
         Runtime::new().unwrap().block_on(sending).unwrap();
     });
     assert_eq!(got, expected);
@@ -100,13 +101,13 @@ fn garbled_messages_are_dropped_and_counted() {
     let replicas = fleet.replicas();
     assert!(replicas.iter().all(is_unaffected), "{replicas:?}");
     drop(fleet);
-    fs::remove_dir_all(&runtime).unwrap();
+    fs::remove_dir_all(&runtime_dir).unwrap();
 }
 
 /// A server whose log is on a full disk.
 fn start_on_full_disk(options: &[&str]) -> Server {
     let folder = model("faults-full-disk");
-    // Free again for the server; nothing else listens on loopback in between.
+    // The listener is dropped at once, so that the server can bind its port.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let process = Command::new(env!("CARGO_BIN_EXE_kvasir"))
         .arg("serve")
@@ -126,9 +127,9 @@ fn start_on_full_disk(options: &[&str]) -> Server {
 }
 
 #[test]
-fn a_full_disk_of_the_log_stops_nothing() {
-    let fleet: &[&str] = &["--dp", "2", "--tokenizer-processes", "1"];
-    for options in [&[], fleet] {
+fn a_full_log_disk_does_not_affect_serving() {
+    let fleet_options: &[&str] = &["--dp", "2", "--tokenizer-processes", "1"];
+    for options in [&[], fleet_options] {
         let fleet = Fleet { server: start_on_full_disk(options) };
         let server = &fleet.server;
         assert_eq!(server.post(CHAT, &chat(json!({}))).0, 200);
@@ -158,7 +159,7 @@ fn an_engine_with_a_suspended_rank_is_replaced() {
             signal(suspended, "-STOP");
         });
         assert_eq!(got, expected);
-        // It ends with its engine, although it cannot see that.
+        // The kernel kills the suspended rank when the watchdog has killed rank 0.
         fleet.wait_until("killed", |replicas| {
             !is_running(suspended) && replicas.iter().all(|replica| replica["phase"] == "ready")
         });

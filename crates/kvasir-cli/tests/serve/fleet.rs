@@ -474,7 +474,7 @@ fn a_hung_worker_is_killed_and_its_answers_continue() {
     let got = answer_all(&fleet.server, &requests, |_| {
         let is_busy = |replica: &Value| replica["phase"] == "ready" && replica["requests"] != 0;
         let begin = Instant::now();
-        // One reading: a later one may find no request.
+        // Uses the snapshot that is busy: the next one may be idle.
         let busy = loop {
             if let Some(busy) = fleet.replicas().into_iter().find(is_busy) {
                 break busy;

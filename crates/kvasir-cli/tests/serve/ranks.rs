@@ -93,7 +93,7 @@ fn ranks_run_on_the_plain_backend() {
     assert_eq!(answers(&["--overlap", "on", "--batch-sizes", "1,4,8"]), expected);
 }
 
-/// Draft models are not divided: rank 0 runs them.
+/// Draft models are not sharded: rank 0 runs them.
 #[test]
 fn draft_models_change_no_answer() {
     let requests: Vec<_> = (0..24).map(|number| request(number, 60)).collect();

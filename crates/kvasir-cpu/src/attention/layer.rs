@@ -44,13 +44,13 @@ impl LayerAttention<'_> {
         self.facts.window.map_or(0, |w| (position - i64::from(w) + 1).max(0) as i32)
     }
 
-    /// Number of entries that a query of a view sees: a prefix of its list, cut at the layer's
+    /// Number of leading entries of `view` that are visible to `query`, limited by the layer's
     /// look-ahead.
     pub(crate) fn visible(&self, view: &View, query: usize) -> usize {
         let all = view.visible(query);
         match self.facts.lookahead {
             0 | u32::MAX => all,
-            // The view of an encoder lists all positions of a sequence, from 0 on.
+            // The n-th entry of an encoder's view is position n of the sequence.
             ahead => all.min(self.positions[view.token + query] as usize + ahead as usize + 1),
         }
     }

@@ -56,9 +56,9 @@ impl Lowered {
 
 /// Which ops are fused into the next one: their rows are computed where read, and never stored.
 ///
-/// A norm, an activation or a gate that only matrices read produces each row just before it is quantized; a norm
-/// before a rotary embedding writes in its buffer. The arithmetic is the same, so results are
-/// bit-identical. Values in `keep` are stored.
+/// A norm, an activation or a gate that only matrices read computes each row just before it is
+/// quantized. A norm before a rotary embedding writes to the buffer of the rotary embedding. The
+/// arithmetic is the same, so results are bit-identical. Values in `keep` are stored.
 fn merged(program: &Program, weights: &[OpWeights], keep: &[ValueId]) -> Vec<bool> {
     let fits = |at: usize| {
         let op = &program.ops[at];

@@ -1,6 +1,7 @@
-//! Configuration of engines for encoders: texts run whole, and no K/V outlives its step.
+//! Engine configuration for encoders: each text runs in one step, and its K/V is freed after that
+//! step.
 //!
-//! See decision 0053. An option that contradicts it is refused by name.
+//! Options that would split a text or retain K/V are refused by name. See decision 0053.
 
 use crate::config::EngineConfig;
 use crate::config::error::{ConfigError, ensure};
@@ -8,19 +9,20 @@ use crate::config::policy::PolicyConfig;
 use crate::config::resolve::Facts;
 use crate::scheduler::policy::prefill_first::Chunking;
 
-/// Default of `max_num_batched_tokens` at least.
-const STEP_TOKENS: u32 = 2048;
+/// Lower bound of the default `max_num_batched_tokens`.
+const MIN_DEFAULT_BATCHED_TOKENS: u32 = 2048;
 
 impl EngineConfig {
-    /// The configuration with the defaults of encoders. `facts.max_model_len` counts the longest text
-    /// and one token behind it, which no text has.
-    pub(super) fn for_encoder(&self, facts: &Facts) -> Result<Self, ConfigError> {
+    /// Applies the defaults of encoders, and refuses options that they do not support.
+    /// `facts.max_model_len` is the length of the longest text plus one, as limits reserve a
+    /// position for a generated token.
+    pub(super) fn with_encoder_defaults(&self, facts: &Facts) -> Result<Self, ConfigError> {
         let refuse = |parameter, value: &dyn std::fmt::Display, reason: &str| {
-            Err(ConfigError::invalid(parameter, value, format!("is impossible for an encoder: {reason}")))
+            Err(ConfigError::invalid(parameter, value, format!("is not supported for encoders: {reason}")))
         };
         let policy = match self.policy {
             PolicyConfig::PrefillFirst { chunking: Chunking::On { cap: Some(cap) }, .. } => {
-                return refuse("long_prefill_cap", &cap, "it reads each text whole");
+                return refuse("long_prefill_cap", &cap, "each text runs in one step");
             }
             PolicyConfig::PrefillFirst { delay_factor, .. } => {
                 PolicyConfig::PrefillFirst { chunking: Chunking::Off, delay_factor }
@@ -28,27 +30,27 @@ impl EngineConfig {
             PolicyConfig::Chunked { max_extend_tokens, .. }
                 if max_extend_tokens != PolicyConfig::MAX_EXTEND_TOKENS =>
             {
-                return refuse("max_extend_tokens", &max_extend_tokens, "it reads each text whole");
+                return refuse("max_extend_tokens", &max_extend_tokens, "each text runs in one step");
             }
             PolicyConfig::Chunked { .. } => {
                 PolicyConfig::PrefillFirst { chunking: Chunking::Off, delay_factor: 0.0 }
             }
             PolicyConfig::Rectangular(_) => {
-                return refuse("policy", &self.policy.build().name(), "it reads each text whole");
+                return refuse("policy", &self.policy.build().name(), "each text runs in one step");
             }
         };
         if self.prefix_cache == Some(true) {
-            return refuse("prefix_cache", &"on", "a token's state depends on all later ones");
+            return refuse("prefix_cache", &"on", "hidden states depend on later tokens");
         }
         if self.rings {
-            return refuse("rings", &"on", "it keeps no K/V");
+            return refuse("rings", &"on", "no K/V is retained");
         }
-        let longest = self.max_model_len.unwrap_or(facts.max_model_len.saturating_sub(1));
-        let tokens = self.max_num_batched_tokens.unwrap_or(longest.max(STEP_TOKENS));
-        ensure(tokens >= longest, || {
-            let reason = "a step holds at least one text of the maximum length";
+        let max_text_tokens = self.max_model_len.unwrap_or(facts.max_model_len.saturating_sub(1));
+        let tokens = self.max_num_batched_tokens.unwrap_or(max_text_tokens.max(MIN_DEFAULT_BATCHED_TOKENS));
+        ensure(tokens >= max_text_tokens, || {
+            let reason = "a step must fit a text of the maximum length";
             let step: (_, &dyn std::fmt::Display) = ("max_num_batched_tokens", &tokens);
-            ConfigError::conflict(step, ("max_model_len", &longest), reason)
+            ConfigError::conflict(step, ("max_model_len", &max_text_tokens), reason)
         })?;
         Ok(Self {
             policy,
@@ -83,13 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn options_that_split_or_keep_texts_are_refused_by_name() {
+    fn options_that_split_texts_or_retain_kv_are_refused() {
         let error = |config: EngineConfig| config.resolve(&facts()).unwrap_err().to_string();
         let default = EngineConfig::default;
         let rectangular = PolicyConfig::Rectangular(RectangularConfig::default());
         assert!(error(EngineConfig { policy: rectangular, ..default() }).contains("policy rectangular"));
         assert!(error(EngineConfig { prefix_cache: Some(true), ..default() }).contains("prefix_cache on"));
-        let few = EngineConfig { max_num_batched_tokens: Some(512), ..default() };
-        assert!(error(few).contains("max_num_batched_tokens 512"));
+        let small_step = EngineConfig { max_num_batched_tokens: Some(512), ..default() };
+        assert!(error(small_step).contains("max_num_batched_tokens 512"));
     }
 }

@@ -26,7 +26,7 @@ pub struct Facts {
     pub slots_in_memory: Option<u32>,
     /// Sliding windows of the model's layers.
     pub windows: Vec<u32>,
-    /// Whether the model is an encoder. `max_model_len` then counts one token behind the longest text.
+    /// Whether the model is an encoder. `max_model_len` is then the maximum text length plus one.
     pub is_encoder: bool,
     /// Whether the device is a CPU.
     pub is_cpu: bool,
@@ -78,10 +78,15 @@ impl Resolved {
 impl EngineConfig {
     /// Fills in defaults and checks the configuration. An error names the parameters at fault.
     pub fn resolve(&self, facts: &Facts) -> Result<Resolved, ConfigError> {
-        if facts.is_encoder { self.for_encoder(facts)?.filled(facts) } else { self.filled(facts) }
+        if facts.is_encoder {
+            self.with_encoder_defaults(facts)?.resolve_defaults(facts)
+        } else {
+            self.resolve_defaults(facts)
+        }
     }
 
-    fn filled(&self, facts: &Facts) -> Result<Resolved, ConfigError> {
+    /// [`resolve`](Self::resolve), after the defaults of encoders.
+    fn resolve_defaults(&self, facts: &Facts) -> Result<Resolved, ConfigError> {
         let needs_blocks = self.policy.is_rectangular();
         let kind = self.cache.unwrap_or(if needs_blocks { CacheKind::Paged } else { CacheKind::Radix });
         self.check_cache(kind)?;

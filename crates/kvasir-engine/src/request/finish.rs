@@ -184,7 +184,7 @@ pub enum Finish {
     MaxTokens,
     /// `max_model_len` reached.
     ModelLength,
-    /// An encoder has returned its vector or scores.
+    /// The encoder has returned the vector or the scores of the text.
     Encoded,
     /// The KV cache is full and nothing is left to preempt or evict.
     Capacity,

@@ -48,8 +48,9 @@ pub struct Params {
     /// Its next step needs its last token on the host, because the executor cannot keep it on the
     /// device. Never overlapped with itself.
     pub serial: bool,
-    /// Index of the first token of the second text of a pair (token type 1); 0 without one.
-    pub second_text: u32,
+    /// Index of the first prompt token of token type 1 (the second text of a pair); 0 if there is
+    /// none.
+    pub second_text_start: u32,
     /// It has recurrent state besides its K/V and takes one of `Limits::state_slots`.
     pub stateful: bool,
     /// Sampling parameters.
@@ -99,7 +100,7 @@ impl Default for Params {
             session: None,
             pins: Vec::new(),
             serial: false,
-            second_text: 0,
+            second_text_start: 0,
             stateful: false,
             sampling: Sampling::default(),
             chain: None,

@@ -105,7 +105,7 @@ fn spec(sequence: &Sequence, context: u32) -> SequenceSpec {
         constraint: params.constraint.clone(),
         // The length before its first shift: a request that shifts would have filled the context.
         final_len: if sequence.dropped == 0 { sequence.longest() } else { context },
-        second_text: params.second_text,
+        second_text_start: params.second_text_start,
         skipped: sequence.skipped,
         kept: sequence.intact(),
         dropped: sequence.dropped,

@@ -23,7 +23,8 @@ pub struct Limits {
     pub watermark: u32,
     /// Automatic prefix caching: prompts reuse K/V of earlier requests.
     pub prefix_cache: bool,
-    /// Whether each token attends to all tokens of its sequence, which then runs in one step (encoders).
+    /// Whether attention is bidirectional (encoders): every sequence runs in one step, without
+    /// causal masks.
     pub bidirectional: bool,
     /// Most running sequences with recurrent state; none is unbounded.
     pub state_slots: Option<u32>,

@@ -4,7 +4,7 @@
 //! 1. `claim` takes slots for all rows of the step or for none. If the cache is full, the last row
 //!    is deferred and the claim is retried. Draft trees are proposed to the cache before the claim
 //!    and withdrawn if it fails.
-//! 2. `Cache::plan` writes the plan. Rows of encoders then lose their causal masks.
+//! 2. `Cache::plan` writes the plan. For encoders, all rows then get `Mask::None`.
 //! 3. `fill` writes batch rows. A row that decodes one token takes the fast path `decode_row`,
 //!    which reuses the row that stood in the same memory one step earlier. All others (prefill
 //!    chunks, drafts, recomputation) take `any_row`.

@@ -33,13 +33,13 @@ fn store_scores(sequence: &mut Sequence, i: usize, row: &BatchRow, step: &Step) 
     }
 }
 
-/// Ends a request of an encoder: emits the vector of the step's `i`-th row, which has no token.
-fn end_encoded(state: &mut SchedulerState, entry: u32, i: usize, step: &Step, now: Nanos) {
+/// Finishes the encoder request of the step's `i`-th row: emits its vector, and no token.
+fn finish_encoder_request(state: &mut SchedulerState, entry: u32, i: usize, step: &Step, now: Nanos) {
     let hidden = hidden(i, step);
     let is_wanted = step.batch.rows.get(i).is_some_and(BatchRow::wants_hidden);
     let finish = match hidden {
         _ if step.output.broken.contains(&(i as u32)) => Finish::Failed(Fault::NotFinite),
-        // The executor returned no vector, or the request asked for a token.
+        // The executor returned no vector, or the request did not set `Sampling::hidden`.
         [] => Finish::Failed(Fault::Internal),
         _ if !is_wanted => Finish::Failed(Fault::Internal),
         vector => {
@@ -213,7 +213,7 @@ impl StepCommitter {
         let sampled = step.output.tokens.get(span.range()).unwrap_or(&[]);
         let first = sequence.outputs_len();
         if state.limits.bidirectional {
-            return end_encoded(state, entry, i, step, now);
+            return finish_encoder_request(state, entry, i, step, now);
         }
         let width = (row.tokens.len - row.sample_from) as usize;
         // A device may decode several tokens by itself if no other step in flight feeds the

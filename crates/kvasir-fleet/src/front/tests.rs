@@ -38,12 +38,12 @@ struct Worker {
     ids: HashMap<u64, RequestId>,
     messages: VecDeque<Message>,
     results: VecDeque<Outbox>,
-    /// Runs of requests that end the worker with their first step.
-    killers: HashSet<u64>,
+    /// Runs that crash the worker in their first step.
+    crashing_runs: HashSet<u64>,
 }
 
-/// First token of a prompt that ends its worker.
-const KILLER: Token = 99;
+/// First token of a prompt that crashes its worker.
+const CRASH_TOKEN: Token = 99;
 
 impl Worker {
     fn new(random: &mut Random) -> Self {
@@ -52,19 +52,19 @@ impl Worker {
         let to = Arc::clone(&exports);
         // Fails for caches without blocks, which neither export nor import.
         let _ = engine.export_kv(Arc::new(move |export| to.lock().unwrap().push_back(export)));
-        Self { engine, exports, ids, messages, results, killers: HashSet::new() }
+        Self { engine, exports, ids, messages, results, crashing_runs: HashSet::new() }
     }
 
     fn take_message(&mut self) {
         match self.messages.pop_front() {
             Some(Message::Add { request, n }) => {
                 let tag = request.tag;
-                self.killers.extend((request.prompt[0] == KILLER).then_some(tag));
+                self.crashing_runs.extend((request.prompt[0] == CRASH_TOKEN).then_some(tag));
                 let ids = self.engine.core_mut().add_siblings(*request, n, 1).unwrap();
                 self.ids.extend((tag..).zip(ids));
             }
             Some(Message::Abort { tag }) => {
-                self.killers.remove(&tag);
+                self.crashing_runs.remove(&tag);
                 let _ = self.engine.core_mut().abort(self.ids[&tag], 1);
             }
             Some(Message::StopAt { tag, keep }) => {
@@ -206,7 +206,7 @@ impl Simulation {
         let worker = self.workers[replica].as_mut().unwrap();
         match random.below(100) {
             0..30 => worker.take_message(),
-            30..60 if worker.killers.is_empty() => worker.step(),
+            30..60 if worker.crashing_runs.is_empty() => worker.step(),
             60..90 => {
                 worker.collect();
                 if let Some(mut outbox) = worker.results.pop_front() {
@@ -324,16 +324,16 @@ fn a_request_that_crashes_its_workers_fails() {
     assert_eq!(simulation.answers[&1].ends, [Finish::Failed(Fault::DeviceLost)]);
 }
 
-/// Workers run several requests when they are lost, and some of these are the cause.
+/// Each lost worker runs several requests, of which some are the cause.
 #[test]
-fn only_requests_that_end_their_workers_fail() {
+fn only_requests_that_crash_their_workers_fail() {
     for seed in 0..200 {
         let mut random = Random::new(seed);
         let mut simulation = Simulation::new(&mut random);
         for tag in 1..=16 {
-            let first = if tag % 8 == 3 { KILLER } else { 100 + random.below(7) as Token };
-            // Longer than a step, so that the first step gives no token.
-            let length = if first == KILLER { 60 } else { random.between(1, 60) };
+            let first = if tag % 8 == 3 { CRASH_TOKEN } else { 100 + random.below(7) as Token };
+            // Longer than a step, so that the first step generates no token.
+            let length = if first == CRASH_TOKEN { 60 } else { random.between(1, 60) };
             let rest = (1..length).map(|_| 100 + random.below(7) as Token);
             let prompt = [first].into_iter().chain(rest).collect();
             let params = Params { max_tokens: random.between(1, 40), ignore_eos: true, ..Params::default() };
@@ -346,7 +346,7 @@ fn only_requests_that_end_their_workers_fail() {
         while !simulation.front.is_idle() {
             let replica = random.below(simulation.workers.len() as u64) as usize;
             let worker = simulation.workers[replica].as_mut().unwrap();
-            if worker.killers.is_empty() || random.chance(50) {
+            if worker.crashing_runs.is_empty() || random.chance(50) {
                 simulation.act(&mut random, true);
                 continue;
             }
@@ -359,12 +359,13 @@ fn only_requests_that_end_their_workers_fail() {
             }
             simulation.kill(replica, &mut random);
         }
-        // Each cause ends four workers among others and three alone, and some that it is being moved from.
+        // Each of the two causes crashes up to four workers beside other requests, three or more
+        // while it is isolated, and some that it is being moved from.
         assert!(simulation.losses < 40, "seed {seed}: {}", simulation.losses);
         for request in simulation.requests {
             let answer = &simulation.answers[&request.tag];
             let what = format!("seed {seed}, tag {}: {:?}", request.tag, answer.ends);
-            if request.prompt[0] == KILLER {
+            if request.prompt[0] == CRASH_TOKEN {
                 assert_eq!(answer.ends, [Finish::Failed(Fault::DeviceLost)], "{what}");
                 continue;
             }

@@ -136,7 +136,7 @@ impl CommandReader {
     }
 
     fn exit(&self, why: &str) -> ! {
-        // A failure to write the log must not replace the exit.
+        // `eprintln!` would panic instead of exiting if stderr cannot be written.
         let _ = writeln!(io::stderr(), "kvasir: rank {}: {why}", self.member.rank());
         process::exit(1);
     }

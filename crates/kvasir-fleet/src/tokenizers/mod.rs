@@ -34,5 +34,5 @@ mod process;
 
 pub use crate::tokenizers::client::TokenizerClient;
 pub use crate::tokenizers::error::TokenizerError;
-pub use crate::tokenizers::pool::{TokenizerArguments, TokenizerConfig, TokenizerPool};
+pub use crate::tokenizers::pool::{TokenizerArguments, TokenizerConfig, TokenizerPool, TokenizerStart};
 pub use crate::tokenizers::process::{TokenizerProcessConfig, run_tokenizer};

@@ -41,9 +41,17 @@ use tokio::{
 /// sends a heartbeat once per second.
 const HANG_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes the arguments of a process from its index and its generation: the number of processes that
-/// had this index before.
-pub type TokenizerArguments = Box<dyn Fn(u32, u32) -> Vec<OsString> + Send>;
+/// Values from which the arguments of a tokenizer process are made.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenizerStart {
+    /// Index of the tokenizer process.
+    pub tokenizer: u32,
+    /// Number of earlier processes with this index.
+    pub generation: u32,
+}
+
+/// Makes the command-line arguments of a tokenizer process.
+pub type TokenizerArguments = Box<dyn Fn(TokenizerStart) -> Vec<OsString> + Send>;
 
 /// Configuration of the tokenizer processes.
 pub struct TokenizerConfig {
@@ -168,7 +176,8 @@ impl Supervisor {
         let header = Header { number: 0, ..process.replica.header };
         let (ours, theirs) = UnixStream::pair()?;
         let mut command = Command::new(&self.config.program);
-        command.args((self.config.arguments)(header.replica, header.generation));
+        let start = TokenizerStart { tokenizer: header.replica, generation: header.generation };
+        command.args((self.config.arguments)(start));
         command.stdin(Stdio::from(OwnedFd::from(theirs)));
         process.replica.start(command, self.ended_to.clone())?;
         process.link = Some(Link::open(ours, header, self.received_to.clone())?);

@@ -1,8 +1,8 @@
-//! What a sentence-transformers directory says beside `config.json`: pooling and truncation.
+//! Reads the pooling mode and the maximum sequence length of a sentence-transformers directory.
 //!
-//! `modules.json` lists the steps behind the model: `Transformer`, `Pooling`, `Normalize`. The pooling
-//! step's config and `sentence_bert_config.json` become the config keys `pooling_mode` and
-//! `max_seq_length`. Other steps change the vectors and are refused by name.
+//! `modules.json` lists the modules of the pipeline: `Transformer`, `Pooling`, `Normalize`. The
+//! config of the pooling module sets the config key `pooling_mode`, and `sentence_bert_config.json`
+//! sets `max_seq_length`. Other modules would change the vectors and are refused by name.
 
 use crate::error::{Error, Result};
 use crate::files::read::read_json;
@@ -10,25 +10,25 @@ use kvasir_program::Architecture;
 use serde_json::Value as Json;
 use std::path::{Component, Path, PathBuf};
 
-/// The flag of each pooling, and its name under `pooling_mode`.
-const POOLINGS: [(&str, &str); 3] = [
+/// Flags of `1_Pooling/config.json`, and the value of `pooling_mode` that each one sets.
+const POOLING_MODES: [(&str, &str); 3] = [
     ("pooling_mode_mean_tokens", "mean"),
     ("pooling_mode_cls_token", "cls"),
     ("pooling_mode_lasttoken", "lasttoken"),
 ];
-/// Tokenizers without a limit have a huge number here.
+/// A `model_max_length` from here on means no limit: Transformers writes 1e30.
 const NO_LIMIT: u64 = 1 << 24;
 
-/// Adds `pooling_mode` and `max_seq_length` to the config of a directory that has them.
-pub(crate) fn describe(dir: &Path, config: &mut Json) -> Result<()> {
+/// Sets `pooling_mode` and `max_seq_length` in `config`, each if the directory specifies it.
+pub(crate) fn add_config_keys(dir: &Path, config: &mut Json) -> Result<()> {
     let pooling = match read_json(&dir.join("modules.json"))? {
         Some(modules) => pooling(dir, &modules)?,
         None => None,
     };
-    let longest = longest(dir, config)?;
+    let max_length = max_seq_length(dir, config)?;
     let Some(map) = config.as_object_mut() else { return Ok(()) };
     for (key, value) in
-        [("pooling_mode", pooling.map(Json::from)), ("max_seq_length", longest.map(Json::from))]
+        [("pooling_mode", pooling.map(Json::from)), ("max_seq_length", max_length.map(Json::from))]
     {
         if let Some(value) = value {
             map.insert(key.to_owned(), value);
@@ -37,6 +37,7 @@ pub(crate) fn describe(dir: &Path, config: &mut Json) -> Result<()> {
     Ok(())
 }
 
+/// The pooling mode of the `Pooling` module; `None` without such a module.
 fn pooling(dir: &Path, modules: &Json) -> Result<Option<&'static str>> {
     let bad = |why: String| Error::at(dir.join("modules.json").display(), why);
     let modules = modules.as_array().ok_or_else(|| bad("is not a list".to_owned()))?;
@@ -47,23 +48,25 @@ fn pooling(dir: &Path, modules: &Json) -> Result<Option<&'static str>> {
         match kind {
             "Transformer" | "Normalize" => {}
             "Pooling" => {
-                let path = beside(dir, text("path"))
-                    .ok_or_else(|| bad(format!("`{}` is no directory beside it", text("path"))))?;
-                found = Some(pooling_of(&path.join("config.json"))?);
+                let path = subdirectory(dir, text("path")).ok_or_else(|| {
+                    bad(format!("the path `{}` is not a subdirectory of the model", text("path")))
+                })?;
+                found = Some(read_pooling_mode(&path.join("config.json"))?);
             }
-            other => return Err(bad(format!("the step `{other}` is not supported"))),
+            other => return Err(bad(format!("the module `{other}` is not supported"))),
         }
     }
     Ok(found)
 }
 
-/// A directory of plain names below `dir`.
-fn beside(dir: &Path, name: &str) -> Option<PathBuf> {
+/// The directory `name` below `dir`; `None` if it is absolute or has `..`.
+fn subdirectory(dir: &Path, name: &str) -> Option<PathBuf> {
     let is_plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
     is_plain.then(|| dir.join(name))
 }
 
-fn pooling_of(path: &Path) -> Result<&'static str> {
+/// The only pooling mode that the config of a pooling module enables.
+fn read_pooling_mode(path: &Path) -> Result<&'static str> {
     let config = read_json(path)?.ok_or_else(|| Error::at(path.display(), "is missing"))?;
     let flags = config.as_object().into_iter().flatten();
     let modes = flags.filter(|(key, value)| key.starts_with("pooling_mode_") && **value == Json::Bool(true));
@@ -73,7 +76,7 @@ fn pooling_of(path: &Path) -> Result<&'static str> {
     };
     match (modes.next(), modes.next()) {
         (Some(mode), None) => {
-            let known = POOLINGS.iter().find(|(flag, _)| *flag == mode);
+            let known = POOLING_MODES.iter().find(|(flag, _)| *flag == mode);
             known.map(|(_, name)| *name).ok_or_else(|| bad(mode))
         }
         (Some(first), Some(second)) => Err(bad(&format!("{first} and {second}"))),
@@ -81,20 +84,20 @@ fn pooling_of(path: &Path) -> Result<&'static str> {
     }
 }
 
-/// The length that texts are truncated to: of `sentence_bert_config.json`, else the tokenizer's of an
-/// encoder.
-fn longest(dir: &Path, config: &Json) -> Result<Option<u64>> {
+/// The maximum number of tokens of a text: `max_seq_length` of `sentence_bert_config.json`, else,
+/// for encoders, `model_max_length` of `tokenizer_config.json`.
+fn max_seq_length(dir: &Path, config: &Json) -> Result<Option<u64>> {
     let number = |json: Option<Json>, key: &str| json.and_then(|json| json.get(key)?.as_u64());
-    let trained = number(read_json(&dir.join("sentence_bert_config.json"))?, "max_seq_length");
-    if trained.is_some() {
-        return Ok(trained);
+    let configured = number(read_json(&dir.join("sentence_bert_config.json"))?, "max_seq_length");
+    if configured.is_some() {
+        return Ok(configured);
     }
     if !Architecture::of(config).is_ok_and(Architecture::is_encoder) {
         return Ok(None);
     }
-    let of_tokenizer = read_json(&dir.join("tokenizer_config.json"))?;
-    // Written as a float where it is huge.
-    Ok(number(of_tokenizer, "model_max_length").filter(|length| (1..NO_LIMIT).contains(length)))
+    let tokenizer_config = read_json(&dir.join("tokenizer_config.json"))?;
+    // Transformers writes 1e30, which is not a u64, or another huge number for no limit.
+    Ok(number(tokenizer_config, "model_max_length").filter(|length| (1..NO_LIMIT).contains(length)))
 }
 
 #[cfg(test)]
@@ -102,15 +105,15 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn described(files: &[(&str, Json)]) -> Result<Json> {
-        let dir = tempfile_dir(files);
+    fn config_of(files: &[(&str, Json)]) -> Result<Json> {
+        let dir = write_files(files);
         let mut config = json!({"architectures": ["BertModel"]});
-        let done = describe(&dir, &mut config);
+        let result = add_config_keys(&dir, &mut config);
         std::fs::remove_dir_all(&dir).unwrap();
-        done.map(|()| config)
+        result.map(|()| config)
     }
 
-    fn tempfile_dir(files: &[(&str, Json)]) -> PathBuf {
+    fn write_files(files: &[(&str, Json)]) -> PathBuf {
         use std::sync::atomic::{AtomicU32, Ordering};
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -132,9 +135,10 @@ mod tests {
 
     #[test]
     fn pooling_and_length_become_config_keys() {
-        let steps = modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]);
-        let config = described(&[
-            ("modules.json", steps),
+        let pipeline =
+            modules(&[("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]);
+        let config = config_of(&[
+            ("modules.json", pipeline),
             (
                 "1_Pooling/config.json",
                 json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}),
@@ -147,15 +151,15 @@ mod tests {
             (config["pooling_mode"].as_str(), config["max_seq_length"].as_u64()),
             (Some("cls"), Some(256))
         );
-        let config = described(&[("tokenizer_config.json", json!({"model_max_length": 512}))]).unwrap();
+        let config = config_of(&[("tokenizer_config.json", json!({"model_max_length": 512}))]).unwrap();
         assert_eq!((config.get("pooling_mode"), config["max_seq_length"].as_u64()), (None, Some(512)));
-        let config = described(&[("tokenizer_config.json", json!({"model_max_length": 1e30}))]).unwrap();
+        let config = config_of(&[("tokenizer_config.json", json!({"model_max_length": 1e30}))]).unwrap();
         assert_eq!(config.get("max_seq_length"), None);
     }
 
     #[test]
-    fn steps_and_poolings_that_are_not_supported_are_refused_by_name() {
-        let error = |files: &[(&str, Json)]| described(files).unwrap_err().to_string();
+    fn unsupported_modules_and_pooling_modes_are_refused_by_name() {
+        let error = |files: &[(&str, Json)]| config_of(files).unwrap_err().to_string();
         assert!(error(&[("modules.json", modules(&[("Dense", "2_Dense")]))]).contains("`Dense`"));
         assert!(error(&[("modules.json", modules(&[("Pooling", "../x")]))]).contains("`../x`"));
         let pooled = |config: Json| {

@@ -14,7 +14,7 @@ use crate::convert::recurrent_tensors;
 use crate::error::{Error, Result};
 use crate::gguf::names::Naming;
 use crate::tensor::TensorView;
-use kvasir_program::{Architecture, Transform, skipped_positions};
+use kvasir_program::{Architecture, Transform, skipped_position_rows};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 
@@ -88,7 +88,7 @@ fn placements(
         Some(Transform::InterleavePairs { heads }) => {
             Change::Pairs(size(config, heads).or_else(|_| size(config, "num_attention_heads"))?)
         }
-        Some(Transform::SkipPadding) => return positions(architecture, config, name, &shape),
+        Some(Transform::SkipPaddingRows) => return position_table(architecture, config, name, &shape),
         Some(Transform::SplitLatent) => return latent(config, name, &shape),
         Some(Transform::SplitExperts) => return split_experts(name, &shape),
         Some(Transform::SplitGateUp) => return split_gate_up(config, name, &shape),
@@ -100,8 +100,8 @@ fn placements(
     Ok(vec![Placement { name: gguf_name, shape, expert, part }])
 }
 
-/// RoBERTa: the position table without the rows up to the padding token's.
-fn positions(
+/// The position table of RoBERTa, without the unused rows before position 0.
+fn position_table(
     architecture: &Architecture,
     config: &Json,
     name: &str,
@@ -109,7 +109,7 @@ fn positions(
 ) -> Result<Vec<Placement>> {
     let (gguf_name, expert) =
         Naming::of(architecture).to_gguf(name).ok_or_else(|| unsupported_tensor(name))?;
-    let skipped = skipped_positions(config).map_err(|e| Error::at("config.json", e))?;
+    let skipped = skipped_position_rows(config).map_err(|e| Error::at("config.json", e))?;
     let [rows, width] = *shape else { return Err(Error::at(format!("tensor {name}"), "is not a matrix")) };
     let change = if skipped == 0 { Change::None } else { Change::SkipRows(skipped) };
     let kept = vec![rows.saturating_sub(skipped), width];

@@ -181,7 +181,7 @@ fn steps<'a>(part: Option<&'a Json>, list: &str) -> Vec<&'a Json> {
     }
 }
 
-/// Why a token id has no place in the vocabulary.
-fn beyond(id: u32, rows: usize) -> String {
+/// The error message of a token id without a row in the embedding matrix.
+fn row_out_of_range(id: u32, rows: usize) -> String {
     format!("id {id} is beyond the embedding's {rows} rows")
 }

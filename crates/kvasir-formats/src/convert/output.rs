@@ -57,7 +57,7 @@ pub(super) enum Change {
     Recurrent(RecurrentChange),
     /// Rows are multiplied by factors.
     Scaled(RowFactors),
-    /// Leaves out this many rows at the start.
+    /// Omits this many rows at the start.
     SkipRows(usize),
     /// Values supplied by the converter rather than a source tensor: RoPE divisors.
     Computed,

@@ -1,10 +1,10 @@
-//! The template by which `tokenizer.json`'s post-processor joins two texts.
+//! [`PairTemplate`]: special tokens that the post-processor of `tokenizer.json` adds to a pair.
 
 use crate::convert::steps;
 use crate::error::{Error, Result};
 use serde_json::Value as Json;
 
-/// Token ids around and between the two texts of a pair.
+/// Special token ids before, between and after the two texts of a pair.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PairTemplate {
     pub(super) before: Vec<u32>,
@@ -15,14 +15,14 @@ pub(super) struct PairTemplate {
 }
 
 impl PairTemplate {
-    /// `None` without a step that joins texts by special tokens.
+    /// Reads the first step that adds special tokens to a pair; `None` without one.
     pub(super) fn of(json: &Json) -> Result<Option<Self>> {
         for step in steps(json.get("post_processor"), "processors") {
             let kind = step.get("type").and_then(Json::as_str).unwrap_or_default();
             let found = match kind {
-                "TemplateProcessing" => template(step),
-                "BertProcessing" => around(step, 1, true),
-                "RobertaProcessing" => around(step, 2, false),
+                "TemplateProcessing" => template_processing(step),
+                "BertProcessing" => cls_sep_template(step, 1, true),
+                "RobertaProcessing" => cls_sep_template(step, 2, false),
                 _ => continue,
             };
             let bad = || {
@@ -34,14 +34,16 @@ impl PairTemplate {
     }
 }
 
-/// `cls A sep … B sep`, with this many separators between the texts.
-fn around(step: &Json, separators: usize, has_types: bool) -> Option<PairTemplate> {
+/// `cls A sep … B sep`, with `separators` separators between the texts.
+fn cls_sep_template(step: &Json, separators: usize, has_types: bool) -> Option<PairTemplate> {
     let id = |key: &str| step.pointer(key)?.as_u64().and_then(|id| u32::try_from(id).ok());
     let (cls, sep) = (id("/cls/1")?, id("/sep/1")?);
     Some(PairTemplate { before: vec![cls], between: vec![sep; separators], after: vec![sep], has_types })
 }
 
-fn template(step: &Json) -> Option<PairTemplate> {
+/// The `pair` template of a `TemplateProcessing` step. `None` if it does not have A before B, once
+/// each.
+fn template_processing(step: &Json) -> Option<PairTemplate> {
     let mut pair = PairTemplate::default();
     let mut texts = 0;
     for piece in step.get("pair")?.as_array()? {
@@ -72,7 +74,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn templates_and_the_older_steps_are_read() {
+    fn template_bert_and_roberta_processing_are_read() {
         let of = |step: Json| PairTemplate::of(&json!({"post_processor": step})).unwrap();
         let special = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
         let text = |name: &str, kind: u32| json!({"Sequence": {"id": name, "type_id": kind}});

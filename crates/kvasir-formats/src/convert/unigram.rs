@@ -3,15 +3,17 @@
 //! What GGUF cannot express is refused by name.
 
 use crate::convert::pair_template::PairTemplate;
-use crate::convert::{beyond, steps};
+use crate::convert::{row_out_of_range, steps};
 use crate::error::{Error, Result};
 use crate::gguf::value::{Array, Value};
 use crate::gguf::writer::Writer;
 use crate::tokenizer::charsmap;
 use crate::tokenizer::token_kind::TokenKind;
-use crate::tokenizer::unigram::{CHARSMAP, EXTRA_SPACES, MODEL, is_run_of_spaces};
+use crate::tokenizer::unigram::{CHARSMAP, MODEL, REMOVE_EXTRA_WHITESPACES, collapses_spaces};
 use serde_json::Value as Json;
 
+/// Writes vocabulary, scores and special tokens; `rows` is the number of rows of the embedding
+/// matrix.
 pub(super) fn write(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
     write_normalizer(json, out)?;
     check_pre_tokenizer(json)?;
@@ -21,16 +23,18 @@ pub(super) fn write(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
     let (mut scores, mut kinds) = (vec![0.0; rows], vec![TokenKind::Unused as i32; rows]);
     for (id, entry) in vocab.iter().enumerate() {
         let text = entry.get(0).and_then(Json::as_str);
-        let bad = || Error::at(format!("model.vocab[{id}]"), "is not a token with its score");
+        let bad = || Error::at(format!("model.vocab[{id}]"), "is not a pair of token and score");
         let (text, score) = text.zip(entry.get(1).and_then(Json::as_f64)).ok_or_else(bad)?;
-        let place = tokens.get_mut(id).ok_or_else(|| Error::at("model.vocab", beyond(id as u32, rows)))?;
+        let place =
+            tokens.get_mut(id).ok_or_else(|| Error::at("model.vocab", row_out_of_range(id as u32, rows)))?;
         *place = text.to_owned();
         (scores[id], kinds[id]) = (score as f32, TokenKind::Normal as i32);
     }
     for token in json.get("added_tokens").and_then(Json::as_array).into_iter().flatten() {
         let id = token.get("id").and_then(Json::as_u64).and_then(|id| usize::try_from(id).ok());
         let Some((id, text)) = id.zip(token.get("content").and_then(Json::as_str)) else { continue };
-        let place = tokens.get_mut(id).ok_or_else(|| Error::at("added_tokens", beyond(id as u32, rows)))?;
+        let place =
+            tokens.get_mut(id).ok_or_else(|| Error::at("added_tokens", row_out_of_range(id as u32, rows)))?;
         *place = text.to_owned();
         kinds[id] = TokenKind::Control as i32;
     }
@@ -58,9 +62,9 @@ pub(super) fn write(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// A character map, and the replacement of runs of spaces by one.
+/// Writes the character map, and whether runs of spaces are replaced by one space.
 fn write_normalizer(json: &Json, out: &mut Writer) -> Result<()> {
-    let mut collapses = false;
+    let mut collapses_runs = false;
     for step in steps(json.get("normalizer"), "normalizers") {
         let text = |path: &str| step.pointer(path).and_then(Json::as_str).unwrap_or_default();
         match text("/type") {
@@ -69,16 +73,17 @@ fn write_normalizer(json: &Json, out: &mut Writer) -> Result<()> {
                 let map = map.map_err(|why| Error::at("normalizer", format!("its character map {why}")))?;
                 out.set(CHARSMAP, Value::Array(Array::of_u8(&map)));
             }
-            "Replace" if is_run_of_spaces(step) => collapses = true,
+            "Replace" if collapses_spaces(step) => collapses_runs = true,
             other => {
                 return Err(Error::at("normalizer", format!("`{other}` cannot be represented in GGUF")));
             }
         }
     }
-    out.set(EXTRA_SPACES, Value::Bool(collapses));
+    out.set(REMOVE_EXTRA_WHITESPACES, Value::Bool(collapses_runs));
     Ok(())
 }
 
+/// Refuses pre-tokenizers other than a split at white space and a space before each text.
 fn check_pre_tokenizer(json: &Json) -> Result<()> {
     for step in steps(json.get("pre_tokenizer"), "pretokenizers") {
         let text = |key: &str| step.get(key).and_then(Json::as_str);

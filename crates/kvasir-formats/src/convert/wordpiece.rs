@@ -1,20 +1,21 @@
 //! Writes a WordPiece vocabulary (BERT) as GGUF metadata; `tokenizer/wordpiece.rs` is the inverse.
 //!
-//! GGUF marks tokens that start a word, `tokenizer.json` the others. What GGUF cannot express is
-//! refused by name.
+//! GGUF marks the tokens that start a word with U+2581; `tokenizer.json` marks all other tokens
+//! with `##`. What GGUF cannot express is refused by name.
 
-use crate::convert::beyond;
 use crate::convert::pair_template::PairTemplate;
+use crate::convert::row_out_of_range;
 use crate::error::{Error, Result};
 use crate::gguf::value::{Array, Value};
 use crate::gguf::writer::Writer;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::token_kind::TokenKind;
-use crate::tokenizer::wordpiece::{BEGINS, LONGEST_WORD, MODEL};
+use crate::tokenizer::wordpiece::{MAX_WORD_CHARS, MODEL, WORD_START_MARK};
 use serde_json::Value as Json;
 
+/// Writes vocabulary and special tokens; `rows` is the number of rows of the embedding matrix.
 pub(super) fn write(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Writer) -> Result<()> {
-    check(json)?;
+    check_representable(json)?;
     let vocab = json.pointer("/model/vocab").and_then(Json::as_object);
     let vocab = vocab.ok_or_else(|| Error::at("model.vocab", "is missing"))?;
     let added: Vec<&str> = json
@@ -29,12 +30,14 @@ pub(super) fn write(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut W
     let mut kinds = vec![TokenKind::Unused as i32; rows];
     for text in vocab.keys().map(String::as_str).chain(added.iter().copied()) {
         let Some(id) = tokenizer.token_to_id(text) else { continue };
-        let place = tokens.get_mut(id as usize).ok_or_else(|| Error::at("model.vocab", beyond(id, rows)))?;
+        let place = tokens
+            .get_mut(id as usize)
+            .ok_or_else(|| Error::at("model.vocab", row_out_of_range(id, rows)))?;
         let is_control = added.contains(&text);
         *place = match text.strip_prefix("##") {
             _ if is_control => text.to_owned(),
             Some(rest) => rest.to_owned(),
-            None => format!("{BEGINS}{text}"),
+            None => format!("{WORD_START_MARK}{text}"),
         };
         kinds[id as usize] = if is_control { TokenKind::Control } else { TokenKind::Normal } as i32;
     }
@@ -45,13 +48,13 @@ pub(super) fn write(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut W
     write_specials(json, tokenizer, out)
 }
 
-/// Writes the normalizer's flags, the unknown token and those of the template.
+/// Writes the flags of the normalizer, the unknown token, and the special tokens of the template.
 fn write_specials(json: &Json, tokenizer: &Tokenizer, out: &mut Writer) -> Result<()> {
     let flag = |name: &str| json.pointer(&format!("/normalizer/{name}")).and_then(Json::as_bool);
     let lowercase = flag("lowercase").unwrap_or(true);
-    // Without a choice, accents follow the case.
-    let strips = flag("strip_accents").unwrap_or(lowercase);
-    for (key, is_on) in [("lowercase", lowercase), ("strip_accents", strips)] {
+    // As in `tokenizers`: an unset `strip_accents` has the value of `lowercase`.
+    let strip_accents = flag("strip_accents").unwrap_or(lowercase);
+    for (key, is_on) in [("lowercase", lowercase), ("strip_accents", strip_accents)] {
         out.set(format!("tokenizer.ggml.normalizer.{key}"), Value::Bool(is_on));
     }
     let unknown = json.pointer("/model/unk_token").and_then(Json::as_str).unwrap_or("[UNK]");
@@ -64,25 +67,26 @@ fn write_specials(json: &Json, tokenizer: &Tokenizer, out: &mut Writer) -> Resul
     if pair.between != pair.after || !pair.has_types {
         return Err(bad());
     }
-    // Other readers take the first token from the key of BOS.
+    // llama.cpp reads `[CLS]` from the BOS key.
     for (key, id) in [("cls", *cls), ("bos", *cls), ("seperator", *sep), ("eos", *sep)] {
         out.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
     }
     Ok(())
 }
 
-/// Refuses steps that a GGUF reader does not take.
-fn check(json: &Json) -> Result<()> {
+/// Refuses components that GGUF cannot represent.
+fn check_representable(json: &Json) -> Result<()> {
     let text = |path: &str| json.pointer(path).and_then(Json::as_str).unwrap_or_default();
-    let refuse =
-        |place: &str, what: &str| Err(Error::at(place, format!("{what} cannot be represented in GGUF")));
-    for (place, path, only) in [
+    let refuse = |component: &str, value: &str| {
+        Err(Error::at(component, format!("{value} cannot be represented in GGUF")))
+    };
+    for (component, path, supported) in [
         ("normalizer", "/normalizer/type", "BertNormalizer"),
         ("pre_tokenizer", "/pre_tokenizer/type", "BertPreTokenizer"),
         ("model", "/model/continuing_subword_prefix", "##"),
     ] {
-        if text(path) != only {
-            return refuse(place, &format!("`{}`, not `{only}`,", text(path)));
+        if text(path) != supported {
+            return refuse(component, &format!("`{}`, not `{supported}`,", text(path)));
         }
     }
     for flag in ["clean_text", "handle_chinese_chars"] {
@@ -92,7 +96,7 @@ fn check(json: &Json) -> Result<()> {
     }
     let longest = json.pointer("/model/max_input_chars_per_word").and_then(Json::as_u64);
     match longest {
-        Some(length) if length != LONGEST_WORD as u64 => {
+        Some(length) if length != MAX_WORD_CHARS as u64 => {
             refuse("model.max_input_chars_per_word", &format!("`{length}`"))
         }
         _ => Ok(()),

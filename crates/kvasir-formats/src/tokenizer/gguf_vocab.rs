@@ -50,7 +50,7 @@ pub(super) struct GgufVocab {
     algorithm: Algorithm,
     before: Vec<u32>,
     after: Vec<u32>,
-    /// Between the two texts of a pair.
+    /// Special token ids between the two texts of a pair.
     between: Vec<u32>,
 }
 
@@ -203,18 +203,19 @@ impl GgufVocab {
         Ok(out)
     }
 
-    /// No such vocabulary has token types.
-    pub(super) fn encode_pair(&self, texts: [&str; 2], most: usize) -> Result<TextPair> {
+    /// Encodes a text pair; `second_text_start` is 0, as no BPE vocabulary has token types.
+    pub(super) fn encode_pair(&self, texts: [&str; 2], max_tokens: usize) -> Result<TextPair> {
         let [mut first, mut second] = [self.encode(texts[0], false)?, self.encode(texts[1], false)?];
         let added = self.before.len() + self.between.len() + self.after.len();
-        let room = most.checked_sub(added);
-        let room =
-            room.ok_or_else(|| Error::at("encoding", format!("{most} tokens have no room for a pair")))?;
-        let [a, b] = longest_first([first.len(), second.len()], room);
+        let available = max_tokens.checked_sub(added).ok_or_else(|| {
+            let why = format!("the {added} special tokens of a pair exceed the limit of {max_tokens} tokens");
+            Error::at("encoding", why)
+        })?;
+        let [a, b] = longest_first([first.len(), second.len()], available);
         first.truncate(a);
         second.truncate(b);
         let ids = [&self.before, &first, &self.between, &second, &self.after].into_iter().flatten();
-        Ok(TextPair { ids: ids.copied().collect(), second_text: 0 })
+        Ok(TextPair { ids: ids.copied().collect(), second_text_start: 0 })
     }
 
     fn composed<'a>(&self, text: &'a str) -> Cow<'a, str> {

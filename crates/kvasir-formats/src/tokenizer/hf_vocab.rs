@@ -72,8 +72,8 @@ impl HfVocab {
         let parsed = parsed.map_err(|_| Error::at("tokenizer.json", "is malformed"))?;
         let mut inner = parsed.map_err(|e| Error::at("tokenizer.json", e))?;
         inner.with_padding(None);
-        // Joining with cleanup would prevent streaming: no token could be emitted before the next is
-        // known. Texts are joined with single spaces instead.
+        // The decoder's cleanup removes spaces before punctuation, so a token could not be streamed
+        // before the next one is known. It is turned off; words are joined by single spaces.
         if let Some(DecoderWrapper::WordPiece(pieces)) = inner.get_decoder() {
             let pieces = WordPiece::new(pieces.prefix.clone(), false);
             inner.with_decoder(Some(DecoderWrapper::WordPiece(pieces)));
@@ -156,19 +156,20 @@ impl HfVocab {
         Ok(self.encoding(text, add_special)?.get_ids().to_vec())
     }
 
-    pub(super) fn encode_pair(&self, texts: [&str; 2], most: usize) -> Result<TextPair> {
+    pub(super) fn encode_pair(&self, texts: [&str; 2], max_tokens: usize) -> Result<TextPair> {
         let fail = |e| Error::at("encoding", e);
         let [mut first, mut second] = [self.encoding(texts[0], false)?, self.encoding(texts[1], false)?];
         let added = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
-        let room = most.checked_sub(added);
-        let room =
-            room.ok_or_else(|| Error::at("encoding", format!("{most} tokens have no room for a pair")))?;
-        let [a, b] = longest_first([first.len(), second.len()], room);
+        let available = max_tokens.checked_sub(added).ok_or_else(|| {
+            let why = format!("the {added} special tokens of a pair exceed the limit of {max_tokens} tokens");
+            Error::at("encoding", why)
+        })?;
+        let [a, b] = longest_first([first.len(), second.len()], available);
         first.truncate(a, 0, TruncationDirection::Right);
         second.truncate(b, 0, TruncationDirection::Right);
         let joined = self.inner.post_process(first, Some(second), true).map_err(fail)?;
-        let second_text = joined.get_type_ids().iter().position(|kind| *kind == 1).unwrap_or(0);
-        Ok(TextPair { ids: joined.get_ids().to_vec(), second_text: second_text as u32 })
+        let second_text_start = joined.get_type_ids().iter().position(|kind| *kind == 1).unwrap_or(0);
+        Ok(TextPair { ids: joined.get_ids().to_vec(), second_text_start: second_text_start as u32 })
     }
 
     fn encoding(&self, text: &str, add_special: bool) -> Result<Encoding> {

@@ -17,7 +17,7 @@ pub(crate) const SPLITS: &str = "kvasir.tokenizer.splits";
 pub(crate) const PREFIX_IDS: &str = "kvasir.tokenizer.before";
 /// Ids appended to every text, if not just EOS.
 pub(crate) const SUFFIX_IDS: &str = "kvasir.tokenizer.after";
-/// Ids between the two texts of a pair, if not those appended to a text.
+/// Special token ids between the two texts of a pair, if they differ from `SUFFIX_IDS`.
 pub(crate) const PAIR_IDS: &str = "kvasir.tokenizer.between";
 /// Ids of added tokens with `lstrip`: they absorb preceding white space.
 pub(crate) const STRIPS_LEFT: &str = "kvasir.tokenizer.strips_left";

@@ -2,7 +2,7 @@
 //!
 //! - `hf_vocab`: `tokenizer.json`, run by the `tokenizers` library.
 //! - `gguf_vocab`: BPE and SentencePiece vocabularies of GGUF files; `wordpiece`: BERT vocabularies;
-//!   `unigram`: those of XLM-RoBERTa.
+//!   `unigram`: XLM-RoBERTa vocabularies.
 //! - `detokenize`: ids back to text, whole or as a stream.
 //! - `fingerprint`: a hash by which processes compare their tokenizers.
 //!
@@ -86,13 +86,14 @@ impl Tokenizer {
         }
     }
 
-    /// Tokenizes two texts as one sequence of at most `most` tokens, by the post-processor's template
-    /// for pairs. Special tokens in the texts are recognized. The longer text is truncated first, each
-    /// at its end. Fails if not even the template's own tokens fit.
-    pub fn encode_pair(&self, texts: [&str; 2], most: usize) -> Result<TextPair> {
+    /// Tokenizes two texts as one sequence of at most `max_tokens` tokens, with the
+    /// post-processor's pair template. Special tokens in the texts are recognized. The longer text
+    /// is truncated first, at its end. Fails if the special tokens of the template alone exceed
+    /// `max_tokens`.
+    pub fn encode_pair(&self, texts: [&str; 2], max_tokens: usize) -> Result<TextPair> {
         match &self.vocab {
-            Vocab::Hf(v) => v.encode_pair(texts, most),
-            Vocab::Gguf(v) => v.encode_pair(texts, most),
+            Vocab::Hf(v) => v.encode_pair(texts, max_tokens),
+            Vocab::Gguf(v) => v.encode_pair(texts, max_tokens),
         }
     }
 
@@ -100,10 +101,10 @@ impl Tokenizer {
     pub fn encode_pair_cancelable(
         &self,
         texts: [&str; 2],
-        most: usize,
+        max_tokens: usize,
         canceled: &Arc<AtomicBool>,
     ) -> Result<TextPair> {
-        cancel::cancelable(canceled, || self.encode_pair(texts, most))
+        cancel::cancelable(canceled, || self.encode_pair(texts, max_tokens))
     }
 
     /// [`encode`](Self::encode), which fails soon after `canceled` is set.

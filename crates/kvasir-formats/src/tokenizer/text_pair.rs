@@ -5,21 +5,21 @@
 pub struct TextPair {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// Index of the first token of type 1; 0 if the template has one type only.
-    pub second_text: u32,
+    /// Index of the first token of token type 1; 0 if the template has no token types.
+    pub second_text_start: u32,
 }
 
-/// Lengths of two texts that together have at most `most` tokens: the longer one is truncated first,
-/// then both to equal lengths.
-pub(super) fn longest_first([a, b]: [usize; 2], most: usize) -> [usize; 2] {
-    if a.saturating_add(b) <= most {
+/// Lengths of two texts after truncation to `max_tokens` tokens in total, as the strategy
+/// `longest_first` of `tokenizers`: the longer text is truncated first, then both to equal lengths.
+pub(super) fn longest_first([a, b]: [usize; 2], max_tokens: usize) -> [usize; 2] {
+    if a.saturating_add(b) <= max_tokens {
         return [a, b];
     }
-    let half = most / 2;
+    let half = max_tokens / 2;
     if a.min(b) <= half {
-        return if a <= b { [a, most - a] } else { [most - b, b] };
+        return if a <= b { [a, max_tokens - a] } else { [max_tokens - b, b] };
     }
-    if a <= b { [half, most - half] } else { [most - half, half] }
+    if a <= b { [half, max_tokens - half] } else { [max_tokens - half, half] }
 }
 
 #[cfg(test)]
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn the_longer_text_is_truncated_first() {
-        for (lengths, most, expected) in [
+        for (lengths, max_tokens, expected) in [
             ([3, 4], 7, [3, 4]),
             ([3, 40], 10, [3, 7]),
             ([40, 3], 10, [7, 3]),
@@ -36,7 +36,7 @@ mod tests {
             ([50, 40], 11, [6, 5]),
             ([9, 9], 0, [0, 0]),
         ] {
-            assert_eq!(longest_first(lengths, most), expected, "{lengths:?} of {most}");
+            assert_eq!(longest_first(lengths, max_tokens), expected, "{lengths:?} to {max_tokens}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Unigram vocabularies of GGUF files (XLM-RoBERTa), converted to an equivalent `tokenizer.json`.
 //!
-//! Text is normalized by a character map, split at white space, and each word is segmented into the
-//! tokens with the largest sum of scores.
+//! Text is normalized by a character map and split at white space. Each word is segmented into the
+//! tokens with the highest total score (log probability).
 
 use crate::error::{Error, Result};
 use crate::gguf::reader::Gguf;
@@ -12,31 +12,32 @@ use serde_json::{Value as Json, json};
 
 /// `tokenizer.ggml.model` of Unigram vocabularies.
 pub(crate) const MODEL: &str = "t5";
-/// Key of the character map.
+/// Metadata key of the character map of the SentencePiece normalizer.
 pub(crate) const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
-/// Whether runs of spaces are replaced by one.
-pub(crate) const EXTRA_SPACES: &str = "tokenizer.ggml.remove_extra_whitespaces";
+/// Metadata key of the flag that runs of spaces are replaced by one space.
+pub(crate) const REMOVE_EXTRA_WHITESPACES: &str = "tokenizer.ggml.remove_extra_whitespaces";
 /// SentencePiece's space symbol, U+2581.
 const SPACE: &str = "\u{2581}";
-/// The pattern of runs of spaces in published files.
-const RUN: &str = " {2,}";
+/// The regex for runs of spaces in published `tokenizer.json` files.
+const SPACE_RUN: &str = " {2,}";
 
 /// Whether a normalizer step replaces runs of spaces by one space.
-pub(crate) fn is_run_of_spaces(step: &Json) -> bool {
+pub(crate) fn collapses_spaces(step: &Json) -> bool {
     let text = |path: &str| step.pointer(path).and_then(Json::as_str);
-    text("/pattern/Regex") == Some(RUN) && matches!(text("/content"), Some(" " | SPACE))
+    text("/pattern/Regex") == Some(SPACE_RUN) && matches!(text("/content"), Some(" " | SPACE))
 }
 
 /// Loads the vocabulary; the `tokenizers` library runs it.
 pub(super) fn read(gguf: &Gguf) -> Result<HfVocab> {
-    let made = described(gguf).and_then(|described| {
-        let json = serde_json::to_vec(&described);
+    let vocab = tokenizer_json(gguf).and_then(|json| {
+        let json = serde_json::to_vec(&json);
         HfVocab::new(&json.map_err(|e| Error::at("tokenizer.ggml.tokens", e))?)
     });
-    made.map_err(|e| e.in_file(gguf.path()))
+    vocab.map_err(|e| e.in_file(gguf.path()))
 }
 
-fn described(gguf: &Gguf) -> Result<Json> {
+/// An equivalent `tokenizer.json`.
+fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
     let list = gguf.array("tokenizer.ggml.tokens");
     let list = list.ok_or_else(|| Error::at("tokenizer.ggml.tokens", "is missing"))?;
     let tokens: Vec<&str> = list.strings().collect::<Result<_>>()?;
@@ -53,7 +54,8 @@ fn described(gguf: &Gguf) -> Result<Json> {
     let id = |key: &str, default: u64| {
         let id = gguf.u64(&format!("tokenizer.ggml.{key}_token_id")).unwrap_or(default);
         let token = usize::try_from(id).ok().and_then(|id| tokens.get(id));
-        let missing = || Error::at(format!("tokenizer.ggml.{key}_token_id"), format!("`{id}` is no token"));
+        let missing =
+            || Error::at(format!("tokenizer.ggml.{key}_token_id"), format!("`{id}` is not a token id"));
         token.map(|token| ((*token).to_owned(), id)).ok_or_else(missing)
     };
     let ((cls, cls_id), (sep, sep_id), (_, unknown)) = (id("bos", 0)?, id("eos", 2)?, id("unknown", 3)?);
@@ -69,18 +71,19 @@ fn described(gguf: &Gguf) -> Result<Json> {
         let bytes = bytes.ok_or_else(|| Error::at(CHARSMAP, "is not a list of bytes"))?;
         normalizers.push(json!({"type": "Precompiled", "precompiled_charsmap": base64::encode(bytes)}));
     }
-    if gguf.get(EXTRA_SPACES).and_then(Value::as_bool).unwrap_or(true) {
-        normalizers.push(json!({"type": "Replace", "pattern": {"Regex": RUN}, "content": " "}));
+    if gguf.get(REMOVE_EXTRA_WHITESPACES).and_then(Value::as_bool).unwrap_or(true) {
+        normalizers.push(json!({"type": "Replace", "pattern": {"Regex": SPACE_RUN}, "content": " "}));
     }
-    let space = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
     Ok(json!({
         "version": "1.0",
         "added_tokens": added,
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, space]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
         "post_processor": {"type": "RobertaProcessing", "cls": [cls, cls_id], "sep": [sep, sep_id],
             "add_prefix_space": false, "trim_offsets": false},
-        "decoder": {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true},
+        "decoder": metaspace,
         "model": {"type": "Unigram", "unk_id": unknown, "byte_fallback": false, "vocab": vocab},
     }))
 }

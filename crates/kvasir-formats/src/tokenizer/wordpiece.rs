@@ -12,27 +12,30 @@ use serde_json::{Map, Value as Json, json};
 
 /// `tokenizer.ggml.model` of BERT vocabularies.
 pub(crate) const MODEL: &str = "bert";
-/// GGUF marks tokens that start a word with this; `tokenizer.json` marks the others with `##`.
-pub(crate) const BEGINS: char = '\u{2581}';
-/// Longer words become the unknown token, as in the reference tokenizer.
-pub(crate) const LONGEST_WORD: usize = 100;
+/// GGUF prefixes tokens that start a word with this; `tokenizer.json` prefixes all others with
+/// `##`.
+pub(crate) const WORD_START_MARK: char = '\u{2581}';
+/// Maximum characters of a word; longer ones become the unknown token, as in the reference
+/// tokenizer.
+pub(crate) const MAX_WORD_CHARS: usize = 100;
 
 /// Loads the vocabulary; the `tokenizers` library runs it.
 pub(super) fn read(gguf: &Gguf) -> Result<HfVocab> {
-    let made = described(gguf).and_then(|described| {
-        let json = serde_json::to_vec(&described);
+    let vocab = tokenizer_json(gguf).and_then(|json| {
+        let json = serde_json::to_vec(&json);
         HfVocab::new(&json.map_err(|e| Error::at("tokenizer.ggml.tokens", e))?)
     });
-    made.map_err(|e| e.in_file(gguf.path()))
+    vocab.map_err(|e| e.in_file(gguf.path()))
 }
 
-fn described(gguf: &Gguf) -> Result<Json> {
+/// An equivalent `tokenizer.json`.
+fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
     let list = gguf.array("tokenizer.ggml.tokens");
     let list = list.ok_or_else(|| Error::at("tokenizer.ggml.tokens", "is missing"))?;
     let tokens: Vec<&str> = list.strings().collect::<Result<_>>()?;
     let kinds = TokenKind::list(gguf).unwrap_or_default();
     let is_control = |id: usize| kinds.get(id) == Some(&TokenKind::Control);
-    let spelling = |id: usize, token: &str| match token.strip_prefix(BEGINS) {
+    let spelling = |id: usize, token: &str| match token.strip_prefix(WORD_START_MARK) {
         _ if is_control(id) => token.to_owned(),
         Some(begins) => begins.to_owned(),
         None => format!("##{token}"),
@@ -69,6 +72,6 @@ fn described(gguf: &Gguf) -> Result<Json> {
         "post_processor": {"type": "BertProcessing", "cls": [begin, begin_id], "sep": [end, end_id]},
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": false},
         "model": {"type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": LONGEST_WORD, "vocab": vocab},
+            "max_input_chars_per_word": MAX_WORD_CHARS, "vocab": vocab},
     }))
 }

@@ -7,11 +7,11 @@ use crate::blocks::sequence::HOLE;
 use crate::contract::capabilities::Rewind;
 use crate::contract::error::CacheError;
 use crate::contract::ids::{BlockId, SeqId, StepId};
+use crate::shared::rewind_target::check_rewind_target;
 
 impl<I: Index> Rewind for BlockCache<I> {
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
-        let length = self.seqs.get(seq)?.next;
-        if to > length { Err(CacheError::RewindOutOfRange { to, lowest: 0, length }) } else { Ok(to) }
+        check_rewind_target(to, 0..=self.seqs.get(seq)?.next)
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {

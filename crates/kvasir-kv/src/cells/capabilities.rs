@@ -11,6 +11,7 @@ use crate::contract::error::CacheError;
 use crate::contract::ids::{Position, SeqId};
 use crate::contract::section::SlotCopy;
 use crate::shared::draft_nodes::DraftNodes;
+use crate::shared::rewind_target::check_rewind_target;
 use std::ops::Range;
 
 impl Cells {
@@ -48,8 +49,7 @@ impl Cells {
 
 impl Rewind for Cells {
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
-        let length = self.next_position(seq)?;
-        if to > length { Err(CacheError::RewindOutOfRange { to, lowest: 0, length }) } else { Ok(to) }
+        check_rewind_target(to, 0..=self.next_position(seq)?)
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {

@@ -9,6 +9,7 @@ use crate::contract::ids::{BlockId, Position, SeqId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::usage::BlockUse;
 use crate::grouped::Grouped;
+use crate::shared::rewind_target::check_rewind_target;
 use std::ops::Range;
 
 impl Inspect for Grouped {
@@ -79,10 +80,7 @@ impl Grouped {
 
 impl Rewind for Grouped {
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
-        let length = self.primary.next_position(seq)?;
-        if to > length {
-            return Err(CacheError::RewindOutOfRange { to, lowest: 0, length });
-        }
+        check_rewind_target(to, 0..=self.primary.next_position(seq)?)?;
         self.states.floor(seq, to)
     }
 

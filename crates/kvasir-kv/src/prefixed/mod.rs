@@ -25,6 +25,7 @@ use crate::contract::section::{PlanKind, PlanRow, Section, Segment};
 use crate::contract::span::Span;
 use crate::contract::usage::{BlockUse, PoolUsage};
 use crate::prefixed::shared_prefix::{Lease, SharedPrefix};
+use crate::shared::rewind_target::check_rewind_target;
 use std::ops::Range;
 
 /// A cache of any kind behind a [`SharedPrefix`]. Positions of the inner cache are counted from the
@@ -298,15 +299,9 @@ impl<C: Cache + ?Sized> Victims for Prefixed<C> {
 
 impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
-        self.check_own(seq, to)?;
-        let length = self.next_position(seq)?;
         // Only ring buffers and recurrent states lose rows, and a cache with either takes no
         // prefix.
-        if to > length {
-            Err(CacheError::RewindOutOfRange { to, lowest: self.shape.base, length })
-        } else {
-            Ok(to)
-        }
+        check_rewind_target(to, self.shape.base..=self.next_position(seq)?)
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {

@@ -1,5 +1,5 @@
 //! Bookkeeping that several caches share: steps in flight, sequence tables, block tables of plans,
-//! slot copies, draft trees, victims, the eviction order, and small sets and lists.
+//! slot copies, draft trees, rewind targets, victims, the eviction order, and small sets and lists.
 //!
 //! Builds on `contract` and knows no cache.
 
@@ -9,6 +9,7 @@ pub(crate) mod id_set;
 pub(crate) mod in_flight;
 pub(crate) mod lazy_vec;
 pub(crate) mod plan_writer;
+pub(crate) mod rewind_target;
 pub(crate) mod runs;
 pub(crate) mod sequence_table;
 pub(crate) mod single_sequence;

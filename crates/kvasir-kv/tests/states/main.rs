@@ -386,7 +386,11 @@ impl Simulation {
             }
             Err(CacheError::NoCheckpoint { .. }) => assert!(from > 0),
             Err(CacheError::NothingToCopy) => assert_eq!(len, 0),
-            Err(_) => {}
+            Err(CacheError::CopyOverlaps) => assert!(before.end() > 0),
+            // The destination has a claimed step.
+            Err(CacheError::InFlight) => {}
+            Err(CacheError::Full { .. }) => self.refused += 1,
+            Err(error) => panic!("{error}"),
         }
         assert_eq!(self.cache.next_position(dst), Ok(self.seqs[&dst].end()));
     }

@@ -136,8 +136,9 @@ impl PlainExecutor {
         let (batch, plan) = (&step.batch, &step.plan);
         let final_len = |row: &kvasir_exec::BatchRow| self.rows[row.pool_row.0 as usize].spec.final_len;
         let final_lens: Vec<u32> = batch.rows.iter().map(final_len).collect();
-        let second_text = |row: &kvasir_exec::BatchRow| self.rows[row.pool_row.0 as usize].spec.second_text;
-        let second_texts: Vec<u32> = batch.rows.iter().map(second_text).collect();
+        let second_text_start =
+            |row: &kvasir_exec::BatchRow| self.rows[row.pool_row.0 as usize].spec.second_text_start;
+        let second_text_starts: Vec<u32> = batch.rows.iter().map(second_text_start).collect();
         let Compiled { program, weights, buffers } = &*self.compiled;
         let job = Job {
             program,
@@ -147,7 +148,7 @@ impl PlainExecutor {
             batch,
             plan,
             tokens,
-            second_texts: &second_texts,
+            second_text_starts: &second_text_starts,
             final_lens: &final_lens,
             hidden: hidden.unwrap_or_default(),
             ranks: self.ranks.as_deref(),

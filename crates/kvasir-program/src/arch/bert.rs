@@ -1,17 +1,17 @@
-//! BERT and RoBERTa (XLM-RoBERTa, CamemBERT): post-norm encoders with learned positions and token
-//! types. RoBERTa counts positions from the padding token's id plus one.
+//! BERT and RoBERTa (XLM-RoBERTa, CamemBERT): post-norm encoders with learned position embeddings
+//! and token types. RoBERTa numbers positions from the padding token's id plus one.
 
 use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::config_defaults::fill;
 use crate::blocks::classifier::Classifier;
-use crate::blocks::encoder::{EncoderHeads, limit_positions, pooling};
+use crate::blocks::encoder::{EncoderHeads, limit_max_positions, pooling};
 use crate::builder::Builder;
 use crate::builder::config::Config;
 use crate::builder::position_table::skipped_rows;
 use crate::error::Result;
 use crate::gguf::Gguf;
-use crate::gguf::encoder::{ENCODER, TABLES};
+use crate::gguf::encoder::{BIDIRECTIONAL, EMBEDDING_TABLES, POOLING};
 use crate::gguf::tensor_name::TensorName::{Outside, Stem};
 use crate::gguf::transform::{StoredAs, Transform};
 use crate::ir::elementwise::Elementwise;
@@ -58,11 +58,14 @@ pub(crate) static BERT: Architecture = Architecture {
             Outside("cls.output.weight", "classifier.out_proj.weight"),
             Outside("cls.output.bias", "classifier.out_proj.bias"),
         ],
-        transforms: &[StoredAs { tensors: "position_embeddings.weight", transform: Transform::SkipPadding }],
-        rules: &[ENCODER, TABLES],
+        transforms: &[StoredAs {
+            tensors: "position_embeddings.weight",
+            transform: Transform::SkipPaddingRows,
+        }],
+        rules: &[POOLING, BIDIRECTIONAL, EMBEDDING_TABLES],
     },
-    models: "all-MiniLM, BGE, E5, Granite Embedding; rerankers of them",
-    specifics: "encoder: learned positions, token types, norms after the sublayers",
+    models: "all-MiniLM, BGE, E5, Granite Embedding; rerankers based on them",
+    specifics: "encoder: learned positions, token types, post-norm",
     defaults: |config| {
         fill(config, [("type_vocab_size", 2.into()), ("layer_norm_eps", 1e-12.into())]);
     },
@@ -79,23 +82,23 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     }
     let eps = c.amount_or("layer_norm_eps", 1e-12)?;
     let x = embeddings(b, eps)?;
-    let parts = Layers {
+    let layer = BertLayer {
         heads: EncoderHeads::read(c)?,
-        inner: c.size("intermediate_size")?,
-        function: elementwise(c, "hidden_act")?,
+        intermediate: c.size("intermediate_size")?,
+        function: activation_function(c, "hidden_act")?,
         eps,
     };
-    let kv = parts.heads.layer(b, None);
+    let kv = layer.heads.kv_layer(b, None);
     let mut x = x;
     for i in 0..c.number("num_hidden_layers")? {
         b.tap(Tap::IntoLayer(i as u32), x);
-        x = parts.build(b, &format!("model.layers.{i}."), kv, x)?;
+        x = layer.build(b, &format!("model.layers.{i}."), kv, x)?;
     }
     b.tap(Tap::OutOfLastLayer, x);
     b.tap(Tap::FinalNorm, x);
     if Classifier::is_present(b)? {
         let pooled = b.pool(x, Pooling::Cls);
-        let head = Classifier { function: Elementwise::Tanh, dense_bias: true, norm: None };
+        let head = Classifier { function: Elementwise::Tanh, dense_bias: true, norm_eps: None };
         head.build(b, pooled)?;
     } else {
         let pooling = pooling(c)?;
@@ -110,58 +113,63 @@ fn embeddings(b: &mut Builder<'_>, eps: f64) -> Result<ValueId> {
     let (table, mut skipped) = (b.program.max_positions, skipped_rows(c)?);
     let positions = table.saturating_sub(skipped);
     if positions == 0 {
-        return Err(c.bad("max_position_embeddings", format!("is {table}, none behind the padding token's")));
+        return Err(c.bad(
+            "max_position_embeddings",
+            format!("is {table}: no row is left after the padding token's"),
+        ));
     }
-    // GGUF leaves out the rows of the padding token.
+    // GGUF files do not store the skipped rows.
     let stored = b.source.shape(POSITIONS).and_then(|shape| shape.first().copied());
     if stored == Some(positions) {
         skipped = 0;
     }
-    limit_positions(b, positions)?;
+    limit_max_positions(b, positions)?;
     let word = b.embed_from("model.embeddings.word_embeddings.weight", 1.0)?;
     let index = LookupIndex::Position { offset: skipped as u32 };
     let position = b.lookup("model.embeddings.position_embeddings", positions + skipped, index)?;
     let types = c.size("type_vocab_size")?;
-    let kind = b.lookup("model.embeddings.token_type_embeddings", types, LookupIndex::Segment)?;
+    let token_type = b.lookup("model.embeddings.token_type_embeddings", types, LookupIndex::TokenType)?;
     let x = b.add(word, position)?;
-    let x = b.add(x, kind)?;
+    let x = b.add(x, token_type)?;
     b.layer_norm(x, "model.embeddings.LayerNorm", true, eps)
 }
 
-struct Layers {
+/// Sizes and functions that all layers share.
+struct BertLayer {
     heads: EncoderHeads,
-    inner: usize,
+    intermediate: usize,
     function: Elementwise,
     eps: f64,
 }
 
-impl Layers {
+impl BertLayer {
     /// x = LN(x + attention(x)); x = LN(x + down(act(up(x)))).
     fn build(&self, b: &mut Builder<'_>, p: &str, kv: LayerId, x: ValueId) -> Result<ValueId> {
         let hidden = b.program.hidden;
-        let mut of_x = |name: &str| {
+        let mut project = |name: &str| {
             let matrix =
                 b.matrix(&format!("{p}attention.self.{name}"), hidden, hidden, true, Role::Matrix)?;
             b.linear(x, matrix)
         };
-        let rows = [of_x("query")?, of_x("key")?, of_x("value")?];
-        let y = self.heads.attend(b, kv, rows)?;
+        let qkv = [project("query")?, project("key")?, project("value")?];
+        let y = self.heads.attend(b, kv, qkv)?;
         let matrix = b.matrix(&format!("{p}attention.output.dense"), hidden, hidden, true, Role::Matrix)?;
         let y = b.linear(y, matrix)?;
         let x = b.add(x, y)?;
         let x = b.layer_norm(x, &format!("{p}attention.output.LayerNorm"), true, self.eps)?;
-        let matrix = b.matrix(&format!("{p}intermediate.dense"), self.inner, hidden, true, Role::Matrix)?;
+        let matrix =
+            b.matrix(&format!("{p}intermediate.dense"), self.intermediate, hidden, true, Role::Matrix)?;
         let y = b.linear(x, matrix)?;
         let y = b.elementwise(y, self.function);
-        let matrix = b.matrix(&format!("{p}output.dense"), hidden, self.inner, true, Role::Matrix)?;
+        let matrix = b.matrix(&format!("{p}output.dense"), hidden, self.intermediate, true, Role::Matrix)?;
         let y = b.linear(y, matrix)?;
         let x = b.add(x, y)?;
         b.layer_norm(x, &format!("{p}output.LayerNorm"), true, self.eps)
     }
 }
 
-/// The activation function under a config key.
-pub(crate) fn elementwise(config: Config<'_>, key: &str) -> Result<Elementwise> {
+/// The activation function that the config key `key` names; GELU by default.
+pub(crate) fn activation_function(config: Config<'_>, key: &str) -> Result<Elementwise> {
     match config.get(key).and_then(Json::as_str).unwrap_or("gelu") {
         "gelu" => Ok(Elementwise::Gelu),
         "gelu_new" | "gelu_pytorch_tanh" => Ok(Elementwise::GeluTanh),

@@ -6,8 +6,8 @@
 //! `docs/reference/models.md`. To add one, write its file and add it to `ALL`; a missing part is a
 //! compile error or fails `kvasir-formats/tests/architectures.rs`.
 
-pub(crate) mod base_names;
 pub(crate) mod bert;
+pub(crate) mod canonical_name;
 pub(crate) mod class;
 pub(crate) mod config_defaults;
 pub(crate) mod deepseek;
@@ -118,7 +118,7 @@ impl Architecture {
         self.classes.first().map_or("", |class| class.model_type)
     }
 
-    /// Whether it embeds or scores whole texts and generates none.
+    /// Whether the model is an encoder, which embeds or scores texts and does not generate.
     pub fn is_encoder(&self) -> bool {
         [bert::BERT.name(), modernbert::MODERN_BERT.name()].contains(&self.name())
     }

@@ -1,7 +1,7 @@
-//! Parts of encoder stacks: attention over the whole sequence, and the pooling behind the last layer.
+//! Bidirectional attention of encoders, and the pooling mode of embedding models.
 //!
-//! A step holds whole sequences, so that each attention op writes all K and V rows that it reads. All
-//! layers of one reach therefore use the K/V slots of one layer.
+//! A step holds whole sequences, so each attention op writes all K and V rows that it reads. Layers
+//! with the same window therefore share the K/V slots of one `LayerFacts`.
 
 use crate::builder::config::Config;
 use crate::builder::{Attend, Builder};
@@ -10,7 +10,7 @@ use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::pooling::Pooling;
 use crate::ir::value::ValueId;
 
-/// Heads of an encoder's attention.
+/// Number and size of the attention heads; K and V have as many heads as Q.
 #[derive(Clone, Copy)]
 pub(crate) struct EncoderHeads {
     pub(crate) count: usize,
@@ -28,16 +28,16 @@ impl EncoderHeads {
         Ok(Self { count, dim: hidden / count })
     }
 
-    /// The K/V layout of all layers that see `reach` positions in each direction; `None` is the whole
-    /// sequence.
-    pub(crate) fn layer(self, b: &mut Builder<'_>, reach: Option<u32>) -> LayerId {
+    /// Adds the K/V layout of all layers whose tokens attend to `half_window` positions in each
+    /// direction; `None` is the whole sequence.
+    pub(crate) fn kv_layer(self, b: &mut Builder<'_>, half_window: Option<u32>) -> LayerId {
         b.layer(LayerFacts {
             kv_heads: self.count,
             key_dim: self.dim,
             value_dim: self.dim,
             value_in_key: false,
-            window: reach.map(|reach| reach.saturating_add(1)),
-            lookahead: reach.unwrap_or(u32::MAX),
+            window: half_window.map(|half_window| half_window.saturating_add(1)),
+            lookahead: half_window.unwrap_or(u32::MAX),
             index_dim: 0,
         })
     }
@@ -57,17 +57,18 @@ impl EncoderHeads {
     }
 }
 
-/// The pooling of an embedding model: `pooling_mode`, which a checkpoint's sentence-transformers
-/// modules give; the mean without them, as sentence-transformers has it.
+/// The pooling of an embedding model: the config key `pooling_mode`, which is read from the
+/// sentence-transformers files; the mean by default, as in sentence-transformers.
 pub(crate) fn pooling(config: Config<'_>) -> Result<Pooling> {
     let Some(name) = config.text("pooling_mode")? else { return Ok(Pooling::Mean) };
     let unknown = || config.bad("pooling_mode", format!("is {name:?}, not mean, cls or lasttoken"));
     Pooling::named(name).ok_or_else(unknown)
 }
 
-/// Limits the positions to `max_seq_length`, which a checkpoint's sentence-transformers modules give.
-pub(crate) fn limit_positions(b: &mut Builder<'_>, positions: usize) -> Result<()> {
-    let trained = b.config.size_or("max_seq_length", positions)?;
-    b.program.max_positions = positions.min(trained);
+/// Sets the maximum number of positions to at most `max_seq_length`, which is read from the
+/// sentence-transformers files.
+pub(crate) fn limit_max_positions(b: &mut Builder<'_>, positions: usize) -> Result<()> {
+    let max_seq_length = b.config.size_or("max_seq_length", positions)?;
+    b.program.max_positions = positions.min(max_seq_length);
     Ok(())
 }

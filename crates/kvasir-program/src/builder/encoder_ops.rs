@@ -1,5 +1,5 @@
-//! Ops of encoders: lookups of positions and token types, LayerNorm with or without a bias,
-//! elementwise activations, pooling, and projections of pooled rows.
+//! Builder methods for the ops of encoders: position and token-type lookups, LayerNorm with or
+//! without a bias, elementwise activations, pooling, and projections of pooled vectors.
 
 use crate::builder::Builder;
 use crate::error::{ProgramError, Result};
@@ -11,13 +11,13 @@ use crate::ir::value::{Holds, Rows, ValueId};
 use crate::ir::weight::{Matrix, Role};
 
 impl Builder<'_> {
-    /// Appends an op with a row of `width` elements for each row of `x`.
-    fn for_rows_of(&mut self, x: ValueId, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
+    /// Appends an op that computes a row of `width` elements from each row of `x`.
+    fn push_rowwise(&mut self, x: ValueId, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
         let rows = self.program.value(x).rows;
         self.push(Holds::Numbers(width), rows, op)
     }
 
-    /// A lookup in the table `NAME.weight` of `entries` rows.
+    /// Looks up one row per token in the table `NAME.weight` of `entries` rows.
     pub(crate) fn lookup(&mut self, name: &str, entries: usize, index: LookupIndex) -> Result<ValueId> {
         let hidden = self.program.hidden;
         let table = self.weight(&format!("{name}.weight"), &[entries, hidden], Role::Embedding)?;
@@ -31,25 +31,25 @@ impl Builder<'_> {
         let bias =
             if bias { Some(self.weight(&format!("{name}.bias"), &[width], Role::Norm)?) } else { None };
         let (kind, eps, groups) = (NormKind::Layer, eps as f32, 1);
-        Ok(self.for_rows_of(x, width, |out| Op::Norm { x, kind, weight, bias, eps, groups, out }))
+        Ok(self.push_rowwise(x, width, |out| Op::Norm { x, kind, weight, bias, eps, groups, out }))
     }
 
     pub(crate) fn elementwise(&mut self, x: ValueId, function: Elementwise) -> ValueId {
-        self.for_rows_of(x, self.width(x), |out| Op::Elementwise { x, function, out })
+        self.push_rowwise(x, self.width(x), |out| Op::Elementwise { x, function, out })
     }
 
-    /// One row per sequence.
+    /// Pools each sequence to one row.
     pub(crate) fn pool(&mut self, x: ValueId, pooling: Pooling) -> ValueId {
         self.push(Holds::Numbers(self.width(x)), Rows::Sampled, |out| Op::Pool { x, pooling, out })
     }
 
-    /// A projection of the rows of `x`, pooled or not.
+    /// Multiplies the rows of `x`, which are tokens or pooled vectors, by `matrix`.
     pub(crate) fn project(&mut self, x: ValueId, matrix: Matrix) -> Result<ValueId> {
         if self.width(x) != matrix.inputs {
             let name = &self.program.weight(matrix.weight).name;
-            let why = format!("gives a width of {}, not {}", self.width(x), matrix.inputs);
+            let why = format!("has {} inputs, but its operand has width {}", matrix.inputs, self.width(x));
             return Err(ProgramError::config(name, why));
         }
-        Ok(self.for_rows_of(x, matrix.outputs, |out| Op::Linear { x, matrix, out }))
+        Ok(self.push_rowwise(x, matrix.outputs, |out| Op::Linear { x, matrix, out }))
     }
 }

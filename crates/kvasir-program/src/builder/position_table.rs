@@ -1,11 +1,11 @@
-//! Rows of a learned position table that no position uses.
+//! Unused leading rows of a learned position table (RoBERTa).
 
 use crate::builder::config::Config;
 use crate::error::Result;
 use serde_json::Value as Json;
 
-/// Rows of the position table before that of position 0: none in BERT, those up to the padding token's
-/// id in RoBERTa.
+/// Number of rows of the position table before the row of position 0: none in BERT, `pad_token_id +
+/// 1` in RoBERTa, whose default `pad_token_id` is 1.
 pub(crate) fn skipped_rows(config: Config<'_>) -> Result<usize> {
     match config.text("model_type")? {
         None | Some("bert") => Ok(0),
@@ -14,7 +14,7 @@ pub(crate) fn skipped_rows(config: Config<'_>) -> Result<usize> {
     }
 }
 
-/// [`skipped_rows`] of a config in Hugging Face spelling, for converters.
-pub fn skipped_positions(config: &Json) -> Result<usize> {
+/// Number of rows of the position table before the row of position 0, for a Hugging Face config.
+pub fn skipped_position_rows(config: &Json) -> Result<usize> {
     skipped_rows(Config::new(config))
 }

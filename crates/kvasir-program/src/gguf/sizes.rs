@@ -17,8 +17,8 @@ pub(crate) const SIZES: &[Rule] = &[
     Rule::Code { read: read_vocabulary, write: write_vocabulary },
 ];
 
-/// Epsilons of RMSNorm and of LayerNorm. Hybrid models may have that of their RMSNorms under the second
-/// key.
+/// Metadata and config keys of the norm epsilons. Some hybrid models store the epsilon of their
+/// RMSNorms under the LayerNorm key.
 const EPSILONS: [(&str, &str); 2] =
     [(EPSILON, "rms_norm_eps"), ("attention.layer_norm_epsilon", "layer_norm_eps")];
 

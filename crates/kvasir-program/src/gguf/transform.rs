@@ -18,8 +18,8 @@ pub enum Transform {
     PlusOne,
     /// MLA: `kv_b_proj` is split by head into `attn_k_b` (transposed) and `attn_v_b`.
     SplitLatent,
-    /// The rows of positions up to that of the padding token are left out (XLM-RoBERTa).
-    SkipPadding,
+    /// The unused rows of the position table, up to `pad_token_id`, are not stored (RoBERTa).
+    SkipPaddingRows,
     /// gpt-oss: the interleaved `gate_up_proj` of all experts is split into gate and up; float
     /// experts are transposed to [experts, out, in].
     SplitExperts,
@@ -106,8 +106,8 @@ impl Transform {
             Self::TileHeads(_) => (layout.ssm_tensors, layout.tiled_value_heads) = (true, true),
             Self::FoldFactors => layout.folded_factors = true,
             Self::Identity => {}
-            // The number of rows says it.
-            Self::SkipPadding => {}
+            // The shape tells whether rows were skipped.
+            Self::SkipPaddingRows => {}
         }
     }
 }

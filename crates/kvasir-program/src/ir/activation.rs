@@ -10,7 +10,7 @@ pub enum Activation {
     Silu,
     /// GeGLU: gelu(gate) * up, with the tanh approximation of GELU.
     GeluTanh,
-    /// GeGLU: gelu(gate) * up, with GELU by the error function.
+    /// GeGLU: gelu(gate) * up, with the exact GELU (erf).
     Gelu,
     /// Output gate: sigmoid(gate) * up.
     Sigmoid,

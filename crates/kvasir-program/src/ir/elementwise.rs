@@ -1,15 +1,15 @@
-//! [`Elementwise`]: activation functions of one operand, of feed-forward blocks without a gate and of
-//! classification heads.
+//! [`Elementwise`]: activation functions of one operand, for feed-forward blocks without a gate and
+//! for classification heads.
 
 use serde::{Deserialize, Serialize};
 
-/// A function of each element.
+/// An activation function that is applied to each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Elementwise {
-    /// GELU by the error function: x / 2 * (1 + erf(x / sqrt 2)).
+    /// Exact GELU: x / 2 * (1 + erf(x / sqrt 2)).
     Gelu,
-    /// GELU by its tanh approximation.
+    /// The tanh approximation of GELU.
     GeluTanh,
     /// max(x, 0).
     Relu,

@@ -20,8 +20,9 @@ pub struct LayerFacts {
     /// Sliding window: key `j` is visible to query `i` when `i - j < window`. `None` is full
     /// attention.
     pub window: Option<u32>,
-    /// Later positions that a query sees: key `j` is visible to query `i` when `j - i <= lookahead`.
-    /// 0 is causal attention, `u32::MAX` attention over the whole sequence (encoders).
+    /// Number of later positions that a query attends to: key `j` is visible to query `i` when
+    /// `j - i <= lookahead`.
+    /// 0 is causal attention, `u32::MAX` is attention over the whole sequence (encoders).
     #[serde(default)]
     pub lookahead: u32,
     /// Elements of the indexer key that is stored beside K and V (sparse attention); 0 without an

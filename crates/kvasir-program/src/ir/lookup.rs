@@ -1,28 +1,28 @@
-//! [`LookupIndex`]: what selects the row of a table that is not the token embedding.
+//! [`LookupIndex`]: the row index of a lookup in a position or token-type table.
 
 use serde::{Deserialize, Serialize};
 
-/// What selects the row of a [lookup](crate::ir::op::Op::Lookup). Indices beyond the table select its
-/// last row.
+/// The row index of a [lookup](crate::ir::op::Op::Lookup). Indices beyond the table are clamped to
+/// its last row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LookupIndex {
-    /// Learned absolute positions: the token's position plus an offset.
+    /// The token's position plus an offset, for learned absolute positions.
     Position {
         /// Row of position 0.
         offset: u32,
     },
-    /// Token types (BERT): 1 for tokens of the second text of a pair, else 0.
-    Segment,
+    /// The token type (BERT): 1 for tokens of the second text of a pair, else 0.
+    TokenType,
 }
 
 impl LookupIndex {
-    /// The row, for a token at `position` of a sequence whose second text starts at `second_text`; 0
-    /// there means that it has one text only.
-    pub fn row(self, position: u32, second_text: u32) -> usize {
+    /// The row for the token at `position` of its sequence. `second_text_start` is the position of
+    /// the first token of type 1; 0 if all tokens have type 0.
+    pub fn row(self, position: u32, second_text_start: u32) -> usize {
         match self {
             Self::Position { offset } => position as usize + offset as usize,
-            Self::Segment => usize::from(second_text > 0 && position >= second_text),
+            Self::TokenType => usize::from(second_text_start > 0 && position >= second_text_start),
         }
     }
 }

@@ -4,8 +4,8 @@
 //! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only
 //! [`Op::UpdateAndAttend`] and [`Op::SelectKeys`] read other rows, through the KV cache, and
 //! [`Op::ShortConv`], [`Op::GatedDelta`] and [`Op::SelectiveScan`], through recurrent states, and
-//! [`Op::Pool`], those of its own sequence in the step. Shapes are not stored in ops: they follow
-//! from the values and matrices.
+//! [`Op::Pool`], through the rows of its own sequence in the step. Shapes are not stored in ops:
+//! they follow from the values and matrices.
 //!
 //! Backends may fuse ops; the reference semantics are those of `kvasir-plain/src/run.rs`.
 
@@ -85,11 +85,11 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
-    /// Lookup in a table of another index than the token: `out = table[index]`.
+    /// Lookup by position or token type: `out = table[index]`.
     Lookup {
         /// The table.
         table: WeightId,
-        /// What selects the row.
+        /// The row index.
         index: LookupIndex,
         /// Result.
         out: ValueId,
@@ -198,7 +198,7 @@ pub enum Op {
     /// entry that the plan makes visible.
     ///
     /// The plan decides visibility (causal, token tree, shared prefix, whole sequence); the layer's
-    /// sliding window and look-ahead narrow it.
+    /// sliding window and look-ahead restrict it.
     UpdateAndAttend {
         /// Queries. Their head count is a multiple of the KV heads (GQA): consecutive query heads
         /// share a KV head.
@@ -307,7 +307,7 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
-    /// Activation of one operand: `out = function(x)`, element by element.
+    /// Elementwise activation: `out = function(x)`.
     Elementwise {
         /// Operand.
         x: ValueId,
@@ -368,7 +368,7 @@ pub enum Op {
         x: ValueId,
         /// How rows are combined.
         pooling: Pooling,
-        /// Result, a row per sampled token, which is the last of its sequence.
+        /// Result, a row per sequence; each sequence samples at its last token only.
         out: ValueId,
     },
     /// The LM head: hidden states to logits.

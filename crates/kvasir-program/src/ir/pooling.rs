@@ -2,20 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the hidden states of a sequence become one vector.
+/// The pooling mode of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// The mean over all tokens, special tokens included; summed in order of position.
+    /// The mean over all tokens, special tokens included. The sum is in order of position, so that
+    /// its bits do not depend on the batch.
     Mean,
-    /// The first token's.
+    /// The hidden state of the first token (`[CLS]`).
     Cls,
-    /// The last token's.
+    /// The hidden state of the last token.
     Last,
 }
 
 impl Pooling {
-    /// By its name under the config key `pooling_mode`.
+    /// The pooling mode of this name, as in the config key `pooling_mode`.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
             "mean" => Some(Self::Mean),
@@ -25,7 +26,7 @@ impl Pooling {
         }
     }
 
-    /// Its name under the config key `pooling_mode`.
+    /// The value of the config key `pooling_mode`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mean => "mean",

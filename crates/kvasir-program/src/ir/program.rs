@@ -103,7 +103,7 @@ impl Program {
     pub const SCHEMA: u32 = 3;
 
     /// Sliding windows of the layers that may use a ring buffer instead of one row per position.
-    /// Layers with an indexer and those that look ahead are excluded.
+    /// Layers with an indexer and bidirectional layers are excluded.
     pub fn windows(&self) -> Vec<u32> {
         let layers = self.layers.iter().filter(|layer| layer.index_dim == 0 && layer.lookahead == 0);
         layers.filter_map(|layer| layer.window).collect()
@@ -181,19 +181,19 @@ impl Program {
         self.ops.iter().rev().find(|op| matches!(op, Op::Head { .. }))?.inputs().next()
     }
 
-    /// The value that executors return for a row with `Sampling::hidden`: the input of the LM head,
-    /// or the pooled vector or the scores of an encoder.
+    /// The value that executors return for a row with `Sampling::hidden`: the input of the LM head;
+    /// of an encoder, the pooled vector or the scores.
     pub fn hidden_output(&self) -> Option<ValueId> {
         if self.is_encoder() { self.ops.last().map(Op::out) } else { self.head_input() }
     }
 
-    /// Whether it pools whole sequences instead of generating tokens.
+    /// Whether the program is an encoder: it pools whole sequences and generates no tokens.
     pub fn is_encoder(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Op::Pool { .. }))
     }
 
-    /// Number of scores per sequence of a classifier; 0 for others. A classification head follows the
-    /// pooling.
+    /// Number of labels (scores per sequence) of the classification head, which follows the
+    /// pooling; 0 without one.
     pub fn labels(&self) -> usize {
         match self.ops.last() {
             Some(Op::Linear { matrix, .. }) if self.is_encoder() => matrix.outputs,

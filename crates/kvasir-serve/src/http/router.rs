@@ -1,7 +1,8 @@
 //! Routes of the server, with their middleware.
 //!
 //! Outermost first: CORS (`cors`), request context and access log (`request_context`),
-//! authentication and host check (`authorize`), refusals of encoders (`encoder_routes`).
+//! authentication and host check (`authorize`), rejection of generation by encoders
+//! (`reject_generation`).
 
 use crate::error::ApiError;
 use crate::http::api::messages::{self, COUNT_TOKENS_PATH, MESSAGES_PATH};
@@ -13,7 +14,7 @@ use crate::http::api::{
 use crate::http::app::App;
 use crate::http::middleware::authorize::authorize;
 use crate::http::middleware::cors::cors;
-use crate::http::middleware::encoder_routes::encoder_routes;
+use crate::http::middleware::reject_generation::reject_generation;
 use crate::http::middleware::request_context::request_context;
 use crate::http::missing_route;
 use axum::{
@@ -114,7 +115,7 @@ impl App {
             .route("/page/math", post(math::math))
             .fallback(missing_route::no_route)
             .method_not_allowed_fallback(missing_route::wrong_method)
-            .layer(from_fn_with_state(self.clone(), encoder_routes))
+            .layer(from_fn_with_state(self.clone(), reject_generation))
             .layer(from_fn_with_state(self.clone(), authorize))
             .layer(from_fn_with_state(self.clone(), request_context))
             .with_state(self.clone());

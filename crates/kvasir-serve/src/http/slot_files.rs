@@ -25,7 +25,8 @@ const MAX_NAME_BYTES: usize = 200;
 #[derive(Clone, Debug)]
 pub struct SlotFiles {
     directory: PathBuf,
-    /// Hash of everything that determines K and V of given tokens.
+    /// Hash of the version, the arithmetic, and the names, types, shapes and the beginnings of the
+    /// model's tensors.
     pub(super) kv_fingerprint: u64,
     pub(super) exports: KvExports,
     /// Held while a slot is saved or restored, because exports have one subscriber.
@@ -33,8 +34,7 @@ pub struct SlotFiles {
 }
 
 impl SlotFiles {
-    /// Files in `directory`. `kv_fingerprint` hashes everything that determines K and V of given
-    /// tokens.
+    /// Files in `directory`. A file is restored only if its K/V fingerprint is `kv_fingerprint`.
     pub fn new(directory: PathBuf, kv_fingerprint: u64, exports: KvExports) -> Self {
         Self { directory, kv_fingerprint, exports, transfer_lock: Arc::default() }
     }

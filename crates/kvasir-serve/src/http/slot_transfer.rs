@@ -233,8 +233,8 @@ async fn cached_tokens(
     }
 }
 
-/// Checks that this server can continue the tokens of a file: context length, vocabulary, prefix
-/// salt.
+/// Checks that this server can continue the tokens of a file: context length, number of rows,
+/// vocabulary, prefix salt.
 fn check_fits_model(app: &App, header: &KvFileHeader) -> Result<(), ApiError> {
     let facts = &app.model.facts;
     let len = header.tokens.len();
@@ -245,10 +245,18 @@ fn check_fits_model(app: &App, header: &KvFileHeader) -> Result<(), ApiError> {
         );
         return Err(ApiError::param("filename", why));
     }
-    let fits =
-        header.row_count.saturating_add(MIN_OUTPUT_TOKENS) <= header.final_len || header.row_count == 0;
-    let is_known = header.tokens.iter().all(|token| *token < facts.vocab);
-    if fits && is_known && header.prefix_salt == (facts.prefix_salt)(header.final_len) {
+    let corrupt = |why: String| {
+        let message = format!("the file cannot be restored: its header is corrupt: {why}");
+        Err(ApiError::param("filename", message))
+    };
+    let row_count = header.row_count;
+    if row_count > 0 && row_count.saturating_add(MIN_OUTPUT_TOKENS) > header.final_len {
+        return corrupt(format!("`{row_count}` rows do not fit the final length `{}`", header.final_len));
+    }
+    if let Some(token) = header.tokens.iter().find(|token| **token >= facts.vocab) {
+        return corrupt(format!("token `{token}` is not in the vocabulary of `{}` tokens", facts.vocab));
+    }
+    if header.prefix_salt == (facts.prefix_salt)(header.final_len) {
         Ok(())
     } else {
         Err(restore_error(KvFileError::ModelMismatch))

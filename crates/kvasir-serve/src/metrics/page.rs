@@ -246,7 +246,7 @@ fn adapter_info(page: &mut TextExposition) {
     );
 }
 
-/// Exposes how much of the log and the traces was lost.
+/// Exposes the number of lost log lines and spans.
 fn report_losses(page: &mut TextExposition, status: ServerStatus<'_>) {
     page.counter(
         "dropped_reports_total",

@@ -1,4 +1,4 @@
-//! [`Encoder`]: what an encoder gives for a text, and what is refused with a reason.
+//! [`EncoderFacts`], and the checks and errors of requests to encoders.
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
@@ -8,37 +8,37 @@ use crate::model::{LONG_TEXT, Model};
 use kvasir_formats::TextPair;
 use kvasir_kv::Token;
 
-/// An encoder as requests see it.
+/// Facts of an encoder on which requests depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Encoder {
-    /// Scores per text or pair of texts (a cross-encoder has one); 0 for an embedding model.
+pub struct EncoderFacts {
+    /// Labels of the classification head: 1 for a cross-encoder, 0 for an embedding model.
     pub labels: u32,
 }
 
-impl Encoder {
-    /// Why it refuses to generate.
-    pub(crate) fn refuses_generation(self, name: &str) -> ApiError {
+impl EncoderFacts {
+    /// The error of a generation request to the model `name`.
+    pub(crate) fn generation_error(self, name: &str) -> ApiError {
         let (task, routes) = match self.labels {
             0 => ("embeds texts", "/v1/embeddings, /v1/rerank and /v1/score"),
             1 => ("scores how well a document answers a query", "/v1/rerank and /v1/score"),
-            _ => ("classifies texts", "no route of this server"),
+            _ => ("classifies texts", "another server: no route here returns its labels"),
         };
         let message =
-            format!("the model `{name}` is an encoder: it {task} and generates none; it serves {routes}");
+            format!("the model `{name}` is an encoder: it {task} and does not generate; use {routes}");
         ApiError { code: Some("model_not_supported"), ..ApiError::param("model", message) }
     }
 }
 
 impl Model {
-    /// Longest text of an encoder, in tokens with the special ones.
-    pub(crate) fn longest_text(&self) -> usize {
+    /// Maximum tokens of a text of an encoder, special tokens included.
+    pub(crate) fn max_text_tokens(&self) -> usize {
         self.facts.max_len.saturating_sub(1) as usize
     }
 
-    /// Refuses a classifier where vectors are wanted.
-    pub(crate) fn require_vectors(&self) -> Result<(), ApiError> {
+    /// Returns an error if the model has a classification head, and therefore gives no embeddings.
+    pub(crate) fn require_embeddings(&self) -> Result<(), ApiError> {
         match self.facts.encoder {
-            Some(Encoder { labels: 1.. }) => {
+            Some(EncoderFacts { labels: 1.. }) => {
                 let why = "this model has a classification head and gives no embeddings; use /v1/rerank or /v1/score";
                 Err(ApiError::param("model", why))
             }
@@ -46,21 +46,21 @@ impl Model {
         }
     }
 
-    /// Refuses a text of an encoder that is longer than the model reads.
-    pub(crate) fn check_text(&self, param: &str, ids: &[Token]) -> Result<(), ApiError> {
-        let longest = self.longest_text();
-        if self.facts.encoder.is_none() || ids.len() <= longest {
+    /// Returns an error if a text for an encoder exceeds the maximum length.
+    pub(crate) fn check_text_len(&self, param: &str, ids: &[Token]) -> Result<(), ApiError> {
+        let max_tokens = self.max_text_tokens();
+        if self.facts.encoder.is_none() || ids.len() <= max_tokens {
             return Ok(());
         }
         let why = format!(
-            "`{param}` has {} tokens; this model reads at most {longest}: shorten it, or send `truncate`: true",
+            "`{param}` has {} tokens; this model reads at most {max_tokens}: shorten it, or send `truncate`: true",
             ids.len()
         );
         Err(ApiError::too_long(param, why))
     }
 
-    /// Tokenizes a query and a document as one sequence, in this process; the longer one is truncated
-    /// first. Ends with an error when the client of this request leaves.
+    /// Tokenizes a query and a document as one sequence, in this process; the longer text is
+    /// truncated first. Returns an error soon after the client has disconnected.
     pub(crate) fn encode_pair(&self, query: &str, document: &str) -> Result<TextPair, ApiError> {
         let gone = RequestContext::current().gone.clone();
         let mut memory = TOKENIZING.hold();
@@ -75,7 +75,7 @@ impl Model {
             memory.wait_to_grow(bytes * BYTES_PER_TEXT_BYTE, &gone)?;
         }
         let pair =
-            self.chat.tokenizer().encode_pair_cancelable([query, document], self.longest_text(), &gone);
+            self.chat.tokenizer().encode_pair_cancelable([query, document], self.max_text_tokens(), &gone);
         pair.map_err(|error| ApiError::param("documents", error.to_string()))
     }
 }

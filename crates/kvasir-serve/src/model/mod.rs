@@ -13,7 +13,7 @@ pub(crate) mod marked_prefixes;
 pub(crate) mod sampler_chain;
 pub(crate) mod tokenization;
 
-pub use crate::model::encoder::Encoder;
+pub use crate::model::encoder::EncoderFacts;
 
 use crate::error::{ApiError, Overflow};
 use crate::model::sampler_chain::BreakerCache;
@@ -75,11 +75,11 @@ impl Card {
 pub struct Facts {
     /// Vocabulary size.
     pub vocab: u32,
-    /// Context length in tokens, prompt and answer together; of an encoder, one more than its longest
-    /// text has.
+    /// Context length in tokens, prompt and answer together; of an encoder, the length of the
+    /// longest text plus one.
     pub max_len: u32,
-    /// What an encoder gives; `None` for a model that generates.
-    pub encoder: Option<Encoder>,
+    /// Facts of an encoder; `None` for a model that generates.
+    pub encoder: Option<EncoderFacts>,
     /// Cap on answer tokens, if configured.
     pub max_new_tokens: Option<u32>,
     /// Whether requests may shift their context when it is full (`--context-shift`).

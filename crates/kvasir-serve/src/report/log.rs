@@ -35,12 +35,14 @@ pub struct Log {
 }
 
 impl Log {
-    /// Writes events to stderr, and counts the lines that cannot be written, for example to a full
-    /// disk.
+    /// Writes events to stderr until the sender is dropped. Adds the lines that cannot be written,
+    /// for example because the disk is full, to `lost_lines`.
     pub(super) fn run(self, events: &Receiver<ReportEvent>, lost_lines: &AtomicU64) {
         self.write_to(io::stderr(), events, lost_lines);
     }
 
+    /// Writes events to `out`. The first batch after a failure begins with a warning that has the
+    /// number of lost lines.
     fn write_to(self, mut out: impl Write, events: &Receiver<ReportEvent>, lost_lines: &AtomicU64) {
         let mut unreported = 0;
         while let Ok(first) = events.recv() {
@@ -190,7 +192,7 @@ mod tests {
         time::UNIX_EPOCH,
     };
 
-    /// A disk that is full for its first writes.
+    /// A disk whose first `failures` writes fail because it is full.
     struct FullDisk<'a> {
         failures: u32,
         written: &'a mut String,

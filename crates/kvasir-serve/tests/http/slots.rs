@@ -2,12 +2,13 @@
 //! output depends on every K/V row that it reads, so a wrong row changes tokens.
 
 use super::server::Server;
+use kvasir_engine::{KvFile, KvFileHeader, KvFileWriter};
 use kvasir_kv::CacheKind;
 use kvasir_serve::http::ApiKey;
 use kvasir_testkit::{Random, paths::scratch};
 use serde_json::{Value, json};
 use std::{
-    fs,
+    fs::{self, File},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
@@ -124,6 +125,31 @@ fn refused_files_change_nothing() {
     assert!(answer["error"]["message"].as_str().unwrap().contains(&sizes), "{answer}");
     assert_eq!(run_action(&server, 1, "save", "x.bin").0, 409, "the slot is still empty");
     assert_eq!(number(&completion(&server, &prompt, json!({})), "tokens_cached"), 0);
+}
+
+#[test]
+fn corrupt_headers_are_not_reported_as_another_model() {
+    let folder = empty_folder("headers");
+    let server = saving_server(&folder);
+    completion(&server, &Vec::from_iter(20..120), json!({"id_slot": 0}));
+    assert_eq!(run_action(&server, 0, "save", "whole.bin").0, 200);
+    let mut file = KvFile::open(File::open(folder.join("whole.bin")).unwrap()).unwrap();
+    let (header, mut rows) = (file.header().clone(), Vec::new());
+    file.read_chunk(&(0..header.row_count), &mut rows).unwrap();
+    let mut unknown_token = header.clone();
+    unknown_token.tokens[0] = u32::MAX;
+    let short = KvFileHeader { final_len: header.row_count, ..header };
+    for (header, why) in [(unknown_token, "is not in the vocabulary"), (short, "do not fit the final length")]
+    {
+        let forged = File::create(folder.join("forged.bin")).unwrap();
+        let mut writer = KvFileWriter::new(forged, &header).unwrap();
+        writer.write(&rows).unwrap();
+        writer.finish().unwrap();
+        let (status, answer) = run_action(&server, 1, "restore", "forged.bin");
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!("filename")), "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("its header is corrupt") && message.contains(why), "{message}");
+    }
 }
 
 #[test]

@@ -72,8 +72,9 @@ pub struct CpuExecutor {
     tokens: Vec<Token>,
     /// Final length of each token's sequence.
     final_lens: Vec<u32>,
-    /// Position of the second text of each token's sequence, for encoders.
-    second_texts: Vec<u32>,
+    /// Position of the first token of type 1 in each token's sequence (encoders only); 0 if there
+    /// is none.
+    second_text_starts: Vec<u32>,
     /// Tokens that have logits, in rising order.
     sampled: Vec<usize>,
     /// Slots to write, sorted and unique, with the token whose rows go there.
@@ -106,7 +107,7 @@ impl CpuExecutor {
             memory,
             tokens: Vec::new(),
             final_lens: Vec::new(),
-            second_texts: Vec::new(),
+            second_text_starts: Vec::new(),
             sampled: Vec::new(),
             writes: Vec::new(),
             ranks: None,
@@ -301,7 +302,7 @@ impl CpuExecutor {
             tokens: &self.tokens,
             hidden,
             final_lens: &self.final_lens,
-            second_texts: &self.second_texts,
+            second_text_starts: &self.second_text_starts,
             sampled: &self.sampled,
             writes: &self.writes,
             pools: &self.pools,

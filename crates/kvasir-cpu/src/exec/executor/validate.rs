@@ -93,7 +93,7 @@ impl CpuExecutor {
     fn collect_tokens(&mut self, batch: &Batch) -> Result<(), StepError> {
         self.tokens.clear();
         self.final_lens.clear();
-        self.second_texts.clear();
+        self.second_text_starts.clear();
         self.sampled.clear();
         for row in &batch.rows {
             let Some(state) = self.rows.get(row.pool_row.0 as usize) else {
@@ -105,7 +105,7 @@ impl CpuExecutor {
             }
             self.final_lens.resize(self.tokens.len(), state.spec.final_len);
             if self.is_encoder {
-                self.second_texts.resize(self.tokens.len(), state.spec.second_text);
+                self.second_text_starts.resize(self.tokens.len(), state.spec.second_text_start);
             }
             self.sampled.extend(row.tokens.range().skip(row.logits_from() as usize));
         }

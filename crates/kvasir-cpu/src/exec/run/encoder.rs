@@ -1,19 +1,19 @@
-//! Ops of encoders: lookups by position and token type, and pooling. A step holds whole sequences.
+//! Encoder ops: lookups by position and token type, and pooling. A step holds whole sequences.
 
 use crate::exec::run::Run;
 use kvasir_kv::Token;
 use kvasir_program::{LookupIndex, Pooling, WeightId};
 
 impl Run<'_> {
-    /// One row of a table, for token `token` of the step.
+    /// Reads the table row for the `token`-th token of the step.
     pub(crate) fn lookup(&self, table: WeightId, index: LookupIndex, token: usize, y: &mut [f32]) {
-        let second_text = self.second_texts.get(token).copied().unwrap_or(0);
+        let second_text_start = self.second_text_starts.get(token).copied().unwrap_or(0);
         let rows = self.model.program.weight(table).shape.first().copied().unwrap_or(1);
-        let at = index.row(self.plan.positions[token], second_text).min(rows.saturating_sub(1));
-        self.embed(table, at as Token, 1.0, y);
+        let entry = index.row(self.plan.positions[token], second_text_start).min(rows.saturating_sub(1));
+        self.embed(table, entry as Token, 1.0, y);
     }
 
-    /// The pooled rows of the sequence that ends at the step's sampled token number `sequence`.
+    /// Pools the rows of the `sequence`-th sequence of the step, which ends at its sampled token.
     pub(crate) fn pool(&self, x: &[f32], pooling: Pooling, sequence: usize, y: &mut [f32]) {
         let width = y.len();
         let last = self.sampled[sequence];

@@ -33,8 +33,9 @@ pub(crate) struct Run<'a> {
     pub(crate) hidden: &'a [f32],
     /// Final length (prompt plus limit) of each token's sequence; long-context ropes depend on it.
     pub(crate) final_lens: &'a [u32],
-    /// Position of the second text of each token's sequence, for encoders.
-    pub(crate) second_texts: &'a [u32],
+    /// Position of the first token of type 1 in each token's sequence (encoders only); 0 if there
+    /// is none.
+    pub(crate) second_text_starts: &'a [u32],
     /// Tokens whose logits are wanted, in rising order.
     pub(crate) sampled: &'a [usize],
     /// KV slots to write, each named once, with the token whose rows go there.

@@ -39,7 +39,7 @@ fn start(identity: Identity, first_fault: Option<u32>) -> Result<TokenizerPool, 
     TokenizerPool::start(TokenizerConfig {
         processes: 2,
         program: env::current_exe().unwrap(),
-        arguments: Box::new(move |tokenizer, generation| {
+        arguments: Box::new(move |TokenizerStart { tokenizer, generation }| {
             let fault = first_fault.map(|first| first + 2 * generation + tokenizer);
             let fault = fault.filter(|_| generation < FAULTY_GENERATIONS).unwrap_or(FAULTS);
             let own = format!("tokenizer:{tokenizer}:{generation}:{fault}");

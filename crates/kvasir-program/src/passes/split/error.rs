@@ -20,7 +20,7 @@ pub enum SplitError {
         /// Number of ranks or replicas that it was divided among.
         ranks: usize,
     },
-    /// The program is an encoder, which runs in one process.
+    /// The program is an encoder, which does not support tensor parallelism.
     Encoder {
         /// The model's architecture.
         architecture: String,
@@ -84,7 +84,7 @@ impl fmt::Display for SplitError {
                 write!(f, "the program is already the shard of one of {ranks} ranks or replicas")
             }
             Self::Encoder { architecture } => {
-                write!(f, "{architecture}: encoders cannot be divided among ranks; use one rank")
+                write!(f, "{architecture}: encoders do not support tensor parallelism; use one rank")
             }
             Self::Heads { architecture, layer, heads, kv_heads, ranks } => write!(
                 f,

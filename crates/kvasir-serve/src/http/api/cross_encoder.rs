@@ -1,28 +1,28 @@
-//! Scores of pairs of texts by a cross-encoder: query and document are one sequence, and the score is
-//! the sigmoid of the classification head's only logit.
+//! Scores text pairs with a cross-encoder: query and document form one sequence, and the score is
+//! the sigmoid of the only logit of the classification head.
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
 use crate::http::answers::single_token::{self, SingleToken};
-use crate::http::api::text_pairs::{Pairs, Scores};
+use crate::http::api::text_pairs::{PairScores, TextPairs};
 use crate::http::app::App;
-use crate::model::encoder::Encoder;
+use crate::model::encoder::EncoderFacts;
 use crate::request::sampling::SamplingFields;
 use crate::work_pool::fair_queue::Cost;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::sync::Arc;
 
-/// The scores of all pairs. Sequences are built first, so that an invalid one is rejected before
-/// anything is computed.
+/// The scores of all pairs. All sequences are built first, so that an invalid one is rejected
+/// before any is computed.
 pub(super) async fn by_cross_encoder(
     app: &Arc<App>,
     key: u64,
     cost: Cost,
-    encoder: Encoder,
-    pairs: Arc<Pairs>,
-) -> Result<Scores, ApiError> {
+    encoder: EncoderFacts,
+    pairs: Arc<TextPairs>,
+) -> Result<PairScores, ApiError> {
     if encoder.labels != 1 {
-        let why = format!("this model has {} scores per text; a ranking needs one", encoder.labels);
+        let why = format!("this model has {} labels; ranking needs a model with one", encoder.labels);
         return Err(ApiError::param("model", why));
     }
     let submissions = app.run_work(cost, move |app| {
@@ -31,7 +31,7 @@ pub(super) async fn by_cross_encoder(
         let submission = |(document, query): (&String, &String)| {
             let pair = app.model.encode_pair(query, document)?;
             let mut submission = app.submission("documents", pair.ids, &fields, key)?;
-            submission.request.params.second_text = pair.second_text;
+            submission.request.params.second_text_start = pair.second_text_start;
             Ok(submission)
         };
         pairs.iter().map(submission).collect::<Result<Vec<_>, ApiError>>()
@@ -43,8 +43,8 @@ pub(super) async fn by_cross_encoder(
         .buffered(at_once)
         .try_collect()
         .await?;
-    let tokens = scored.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
-    Ok((scored.into_iter().map(|(score, _)| score).collect(), tokens))
+    let prompt_tokens = scored.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
+    Ok(PairScores { scores: scored.into_iter().map(|(score, _)| score).collect(), prompt_tokens })
 }
 
 /// The score of one pair, and its number of tokens.

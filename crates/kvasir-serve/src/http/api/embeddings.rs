@@ -1,8 +1,8 @@
-//! OpenAI `/v1/embeddings`: an L2-normalized vector per input: the last token's hidden state, or what
-//! an encoder pools.
+//! OpenAI `/v1/embeddings`: an L2-normalized vector per input: the last token's hidden state, or
+//! the pooled vector of an encoder.
 //!
 //! Each input runs as a one-token request through the engine; its hidden state is returned beside
-//! the token. A request of an encoder ends without a token.
+//! the token. Requests to encoders end without a token.
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
@@ -103,7 +103,7 @@ pub(crate) async fn embed_all(
 ) -> Result<Embedded, ApiError> {
     app.model_names().check(requested.model.as_deref())?;
     app.model.chat.require_logits("embedding")?;
-    app.model.require_vectors()?;
+    app.model.require_embeddings()?;
     let width = app.model.facts.hidden.unwrap_or_default();
     let dimensions = requested.dimensions.unwrap_or(width);
     if dimensions > width {
@@ -136,7 +136,7 @@ fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec
         if requested.truncate {
             truncate(app, input, &mut ids);
         }
-        app.model.check_text(&name, &ids)?;
+        app.model.check_text_len(&name, &ids)?;
         if ids.is_empty() {
             return Err(ApiError::param(&name, format!("`{name}` has no token")));
         }
@@ -145,15 +145,15 @@ fn submissions(app: &App, requested: &EmbeddingsRequest, key: u64) -> Result<Vec
     requested.inputs.iter().enumerate().map(one).collect()
 }
 
-/// Truncates an input to the context; a text keeps the special token that the tokenizer appends.
+/// Truncates an input to the context length. A text keeps its final special token, such as `[SEP]`.
 fn truncate(app: &App, input: &Prompt, ids: &mut Vec<Token>) {
-    let longest = app.model.facts.max_len as usize - 1;
+    let max_tokens = app.model.facts.max_len as usize - 1;
     let is_text = matches!(input, Prompt::Text(_));
     let end = ids.last().copied().filter(|last| is_text && app.model.chat.tokenizer().is_special(*last));
-    if ids.len() <= longest {
+    if ids.len() <= max_tokens {
         return;
     }
-    ids.truncate(longest);
+    ids.truncate(max_tokens);
     if let (Some(end), Some(last)) = (end, ids.last_mut()) {
         *last = end;
     }

@@ -3,15 +3,15 @@
 //! By embeddings, a score is the cosine of the two vectors, -1 to 1. Models made for embeddings
 //! rank well by it; others give a rough order. By prompts (cross-encoding), each pair of texts is
 //! one request of one token, and a score is `p(yes) / (p(yes) + p(no))` of that token. Models with a
-//! classification head score pairs by it (`cross_encoder`). `/v2/rerank`
-//! takes and returns the format of Cohere's API, version 2.
+//! classification head return its score for each pair (`cross_encoder`). `/v2/rerank` takes and
+//! returns the format of Cohere's API, version 2.
 
 use crate::error::ApiError;
 use crate::host::engine_thread::Submission;
 use crate::http::answers::single_token;
 use crate::http::api::cross_encoder::by_cross_encoder;
 use crate::http::api::embeddings::{Embedded, embed_all, similarity};
-use crate::http::api::text_pairs::{Pairs, Scores};
+use crate::http::api::text_pairs::{PairScores, TextPairs};
 use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::model::judge_prompt::DEFAULT_INSTRUCTION;
@@ -84,7 +84,7 @@ struct Ranking {
     scored: Vec<(usize, f64)>,
     /// Number of tokens that the model has processed.
     tokens: u64,
-    pairs: Arc<Pairs>,
+    pairs: Arc<TextPairs>,
 }
 
 async fn rank(app: &Arc<App>, key: u64, cost: Cost, request: RerankRequest) -> Result<Ranking, ApiError> {
@@ -93,8 +93,8 @@ async fn rank(app: &Arc<App>, key: u64, cost: Cost, request: RerankRequest) -> R
     if let Some(max_tokens) = document_tokens {
         documents = app.run_work(cost, move |app| truncated(app, documents, max_tokens)).await?;
     }
-    let pairs = Arc::new(Pairs { first: vec![query], second: documents });
-    let (scores, tokens) = compare(app, key, cost, scoring, &pairs).await?;
+    let pairs = Arc::new(TextPairs { first: vec![query], second: documents });
+    let PairScores { scores, prompt_tokens: tokens } = compare(app, key, cost, scoring, &pairs).await?;
     let mut scored: Vec<(usize, f64)> = scores.into_iter().enumerate().collect();
     scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     scored.truncate(top_n.unwrap_or(scored.len()));
@@ -121,7 +121,8 @@ pub(crate) async fn score(State(app): State<Arc<App>>, request: Request) -> Resu
     let ScoreRequest { model, first, second, scoring } = ScoreRequest::read(&body.reader())?;
     drop(body);
     app.model_names().check(model.as_deref())?;
-    let (scores, tokens) = compare(&app, key, cost, scoring, &Arc::new(Pairs { first, second })).await?;
+    let PairScores { scores, prompt_tokens: tokens } =
+        compare(&app, key, cost, scoring, &Arc::new(TextPairs { first, second })).await?;
     let data = scores.iter().enumerate();
     let data = data.map(|(i, score)| json!({"index": i, "object": "score", "score": score}));
     Ok(Json(json!({
@@ -135,8 +136,8 @@ async fn compare(
     key: u64,
     cost: Cost,
     scoring: Option<Scoring>,
-    pairs: &Arc<Pairs>,
-) -> Result<Scores, ApiError> {
+    pairs: &Arc<TextPairs>,
+) -> Result<PairScores, ApiError> {
     let facts = &app.model.facts;
     match (facts.encoder, &scoring) {
         (Some(encoder), None) if encoder.labels > 0 => {
@@ -150,7 +151,7 @@ async fn compare(
         }
         (Some(_), None) => return by_embeddings(app, key, cost, pairs).await,
         (Some(encoder), Some(Scoring::Prompt { .. })) => {
-            return Err(encoder.refuses_generation(&app.model.name));
+            return Err(encoder.generation_error(&app.model.name));
         }
         _ => {}
     }
@@ -160,13 +161,19 @@ async fn compare(
     }
 }
 
-async fn by_embeddings(app: &Arc<App>, key: u64, cost: Cost, pairs: &Pairs) -> Result<Scores, ApiError> {
+async fn by_embeddings(
+    app: &Arc<App>,
+    key: u64,
+    cost: Cost,
+    pairs: &TextPairs,
+) -> Result<PairScores, ApiError> {
     let inputs = pairs.first.iter().chain(&pairs.second).cloned().map(Prompt::Text).collect();
     let request = EmbeddingsRequest { inputs, truncate: true, ..EmbeddingsRequest::default() };
     let Embedded { vectors, tokens, memory: _memory } = embed_all(app, key, cost, request).await?;
     let (first, second) = vectors.split_at(pairs.first.len());
     let pairs = second.iter().zip(first.iter().cycle());
-    Ok((pairs.map(|(second, first)| similarity(first, second)).collect(), tokens))
+    let scores = pairs.map(|(second, first)| similarity(first, second)).collect();
+    Ok(PairScores { scores, prompt_tokens: tokens })
 }
 
 /// All prompts are built first, so that an invalid one is rejected before anything is computed.
@@ -175,8 +182,8 @@ async fn by_prompts(
     key: u64,
     cost: Cost,
     instruction: Option<String>,
-    pairs: Arc<Pairs>,
-) -> Result<Scores, ApiError> {
+    pairs: Arc<TextPairs>,
+) -> Result<PairScores, ApiError> {
     app.model.chat.require_logits("probability")?;
     let verdicts = app.model.verdict_tokens()?;
     // Logits of two tokens that need not be among the likeliest: all are reported.
@@ -204,8 +211,8 @@ async fn by_prompts(
         .try_collect()
         .await?;
     judged.extend(rest);
-    let tokens = judged.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
-    Ok((judged.into_iter().map(|(score, _)| score).collect(), tokens))
+    let prompt_tokens = judged.iter().map(|(_, tokens)| u64::from(*tokens)).sum();
+    Ok(PairScores { scores: judged.into_iter().map(|(score, _)| score).collect(), prompt_tokens })
 }
 
 /// The score of one prompt, and its number of tokens.

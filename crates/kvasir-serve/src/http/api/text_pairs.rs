@@ -1,16 +1,22 @@
-//! [`Pairs`] of texts to compare, and their [`Scores`].
+//! [`TextPairs`]: the pairs of texts of a rerank or score request, and their [`PairScores`].
 
-/// Scores of pairs of texts, and the number of tokens that were read for them.
-pub(super) type Scores = (Vec<f64>, u64);
+/// Scores of text pairs, in the order of the pairs.
+pub(super) struct PairScores {
+    pub(super) scores: Vec<f64>,
+    /// Number of prompt tokens that the model has processed.
+    pub(super) prompt_tokens: u64,
+}
 
-/// Texts to compare: each of `second` with the only one of `first`, or with that of its place.
-pub(super) struct Pairs {
+/// Text pairs: `first` holds one text for all of `second`, or one per text of `second`.
+pub(super) struct TextPairs {
+    /// Queries, or `text_1`.
     pub(super) first: Vec<String>,
+    /// Documents, or `text_2`.
     pub(super) second: Vec<String>,
 }
 
-impl Pairs {
-    /// Document and query of each pair.
+impl TextPairs {
+    /// Iterates over (second, first), which is (document, query).
     pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &String)> {
         self.second.iter().zip(self.first.iter().cycle())
     }

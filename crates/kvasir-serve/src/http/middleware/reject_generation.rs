@@ -1,4 +1,4 @@
-//! Middleware that refuses generation by an encoder, before a body is read.
+//! Middleware that rejects generation requests to an encoder before their body is read.
 
 use crate::http::app::App;
 use axum::{
@@ -9,8 +9,8 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// Routes of generation, with all below them.
-const GENERATING: [&str; 14] = [
+/// Generation routes; paths below them are included.
+const GENERATION_ROUTES: [&str; 14] = [
     "/v1/chat/completions",
     "/chat/completions",
     "/v1/completions",
@@ -27,31 +27,32 @@ const GENERATING: [&str; 14] = [
     "/api/generate",
 ];
 
-/// Answers `POST` requests on routes of generation with the reason if the model is an encoder.
-pub(crate) async fn encoder_routes(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+/// If the model is an encoder, answers `POST` requests on generation routes with an error that
+/// names the supported routes.
+pub(crate) async fn reject_generation(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     match app.model.facts.encoder {
-        Some(encoder) if request.method() == Method::POST && generates(request.uri().path()) => {
-            encoder.refuses_generation(&app.model.name).into_response()
+        Some(encoder) if request.method() == Method::POST && is_generation_route(request.uri().path()) => {
+            encoder.generation_error(&app.model.name).into_response()
         }
         _ => next.run(request).await,
     }
 }
 
-fn generates(path: &str) -> bool {
+fn is_generation_route(path: &str) -> bool {
     let is_below = |rest: &str| rest.is_empty() || rest.starts_with('/');
-    GENERATING.into_iter().any(|route| path.strip_prefix(route).is_some_and(is_below))
+    GENERATION_ROUTES.into_iter().any(|route| path.strip_prefix(route).is_some_and(is_below))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::generates;
+    use super::is_generation_route;
 
     #[test]
-    fn routes_of_generation_are_told_from_those_of_encoders() {
+    fn generation_routes_include_the_paths_below_them() {
         for path in
             ["/v1/chat/completions", "/v1/responses/compact", "/api/generate", "/v1/messages/count_tokens"]
         {
-            assert!(generates(path), "{path}");
+            assert!(is_generation_route(path), "{path}");
         }
         for path in [
             "/v1/embeddings",
@@ -62,7 +63,7 @@ mod tests {
             "/api/embed",
             "/completionist",
         ] {
-            assert!(!generates(path), "{path}");
+            assert!(!is_generation_route(path), "{path}");
         }
     }
 }

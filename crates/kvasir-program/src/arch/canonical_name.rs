@@ -1,38 +1,39 @@
-//! Canonical names of tensors, for classes whose checkpoints name the base model's differently.
+//! Maps the tensor names of base-model checkpoints to the canonical names that programs use.
 //!
-//! Programs name layers `model.layers.N.…`. Checkpoints of base models lack the prefix `model.`; those
-//! of BERT's family have `bert.` or `roberta.`, and `encoder.layer.N.…`. Classification heads become
-//! `classifier.dense`, `classifier.norm` and `classifier.out_proj`.
+//! Programs name layers `model.layers.N.…`. Checkpoints of base models lack the prefix `model.`.
+//! Checkpoints of the BERT family have the prefix `bert.` or `roberta.`, and name layers
+//! `encoder.layer.N.…`. The canonical names of a classification head are `classifier.dense`,
+//! `classifier.norm` and `classifier.out_proj`.
 
-/// First parts of a base model's tensor names.
-const OF_BASE: [&str; 7] =
+/// Prefixes of the tensor names of a base model that was saved without its own prefix.
+const BASE_MODEL_PREFIXES: [&str; 7] =
     ["embeddings.", "encoder.layer.", "layers.", "embed_tokens.", "norm.", "final_norm.", "pooler."];
-/// Buffers that checkpoints of older versions store.
-const BUFFERS: [&str; 1] = ["embeddings.position_ids"];
-/// What the projection behind the first token is called in a head: BERT's pooler, ModernBERT's head.
-const HEADS: [(&str, &str); 3] = [
+/// A buffer that older versions of Transformers store.
+const STORED_BUFFER: &str = "embeddings.position_ids";
+/// Stored and canonical name prefixes of a classification head (BERT's pooler, ModernBERT's head).
+const HEAD_RENAMES: [(&str, &str); 3] = [
     ("model.pooler.dense.", "classifier.dense."),
     ("head.dense.", "classifier.dense."),
     ("head.norm.", "classifier.norm."),
 ];
 
-/// The canonical name of a tensor of a checkpoint of this class, or `None` for one that the class does
-/// not read: stored buffers, and the pooler of an embedding model.
+/// The canonical name of the tensor `name` in a checkpoint of the model class `class`. `None` if
+/// the program does not read it: stored buffers, and the pooler of an embedding model.
 pub fn canonical_name(class: &str, name: &str) -> Option<String> {
     let inner = ["bert.", "roberta."].iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
-    if BUFFERS.contains(&inner) {
+    if inner == STORED_BUFFER {
         return None;
     }
     let is_classifier = class.ends_with("ForSequenceClassification");
-    let mut name = match OF_BASE.iter().find(|part| inner.starts_with(**part)) {
+    let mut name = match BASE_MODEL_PREFIXES.iter().find(|part| inner.starts_with(**part)) {
         Some(_) => format!("model.{}", inner.replacen("encoder.layer.", "layers.", 1)),
         None => inner.to_owned(),
     };
     if !is_classifier {
         return (!name.starts_with("model.pooler.")).then_some(name);
     }
-    for (hub, canonical) in HEADS {
-        if let Some(rest) = name.strip_prefix(hub) {
+    for (stored, canonical) in HEAD_RENAMES {
+        if let Some(rest) = name.strip_prefix(stored) {
             return Some(format!("{canonical}{rest}"));
         }
     }
@@ -47,7 +48,7 @@ mod tests {
     use super::canonical_name;
 
     #[test]
-    fn base_models_and_heads_have_one_spelling() {
+    fn tensors_of_base_models_and_heads_get_canonical_names() {
         for (class, name, canonical) in [
             ("BertModel", "encoder.layer.0.output.dense.weight", "model.layers.0.output.dense.weight"),
             ("XLMRobertaModel", "embeddings.LayerNorm.bias", "model.embeddings.LayerNorm.bias"),
