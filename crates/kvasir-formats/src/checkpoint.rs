@@ -20,7 +20,7 @@ use crate::gguf::reader::Gguf;
 use crate::gguf::reader::TensorInfo;
 use crate::safetensors;
 use crate::tensor::TensorView;
-use kvasir_program::{Layout, Program, Source, canonical_name};
+use kvasir_program::{Eagle3, Layout, Program, Source, canonical_name};
 use serde_json::Value as Json;
 use std::{
     collections::BTreeMap,
@@ -111,13 +111,15 @@ impl Checkpoint {
         }
         match &text {
             Some(text) => out.rename_tensors(|joined| text.name(joined))?,
+            // Draft heads have names of their own.
+            None if out.tensors.contains_key(Eagle3::PROJECTION) => {}
             None => {
                 let class = out.config.pointer("/architectures/0").and_then(Json::as_str);
                 let class = class.unwrap_or_default().to_owned();
                 out.rename_tensors(|name| canonical_name(&class, name))?;
             }
         }
-        out.rename_tensors()?;
+        out.apply_architecture_renames()?;
         Ok(out)
     }
 
@@ -161,7 +163,7 @@ impl Checkpoint {
     }
 
     /// Replaces tensor names that only this architecture uses by the canonical ones.
-    fn rename_tensors(&mut self) -> Result<()> {
+    fn apply_architecture_renames(&mut self) -> Result<()> {
         let Some(renames) = Renames::of(&self.config) else { return Ok(()) };
         renames.apply(&mut self.tensors).map_err(|e| e.in_file(&self.path))?;
         if let Some(q) = &mut self.quantization {

@@ -37,16 +37,21 @@ pub struct Eagle3 {
 }
 
 impl Eagle3 {
+    /// The tensor that only draft heads have: it projects the features of three target layers.
+    pub const PROJECTION: &str = "fc.weight";
+
     /// Builds the head from its checkpoint, which must contain an embedding: its own, or that of
     /// the target under the same name. Fails, naming the key or tensor, if it does not fit the
     /// target.
     pub fn build(source: &Source, target: &Program) -> Result<Self> {
         let facts = Config::new(&source.config);
         let names = facts.texts("architectures")?.unwrap_or_default();
-        if !names.first().is_some_and(|name| NAMES.contains(name)) || !source.has("fc.weight") {
+        if !names.first().is_some_and(|name| NAMES.contains(name)) || !source.has(Self::PROJECTION) {
             let why = format!("is {names:?} without `fc.weight`: not an EAGLE-3 head");
-            return Err(facts
-                .bad("architectures", if source.has("fc.weight") { format!("is {names:?}") } else { why }));
+            return Err(facts.bad(
+                "architectures",
+                if source.has(Self::PROJECTION) { format!("is {names:?}") } else { why },
+            ));
         }
         let config = &LLAMA.spelled_out(&source.config);
         let facts = Config::new(config);
@@ -64,9 +69,9 @@ impl Eagle3 {
         head(&mut b, vocab)?;
         let program = b.program;
         let fc = [program.hidden, 3 * target.hidden];
-        match source.shape("fc.weight") {
+        match source.shape(Self::PROJECTION) {
             Some(found) if found != fc => {
-                let (name, expected) = ("fc.weight".to_owned(), fc.to_vec());
+                let (name, expected) = (Self::PROJECTION.to_owned(), fc.to_vec());
                 return Err(ProgramError::Misshapen { name, expected, found });
             }
             _ => {}

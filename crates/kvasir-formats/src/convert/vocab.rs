@@ -8,7 +8,7 @@ use crate::convert::normalizer;
 use crate::convert::pair_template::PairTemplate;
 use crate::convert::post_processor::AddedTokens;
 use crate::convert::pre_tokenizer::gguf_pre_tokenizer;
-use crate::convert::{beyond, unigram, wordpiece};
+use crate::convert::{row_out_of_range, unigram, wordpiece};
 use crate::error::{Error, Result};
 use crate::gguf::value::{Array, Value};
 use crate::gguf::writer::Writer;
@@ -64,7 +64,7 @@ fn write_post_processor(
         out.set(kvasir_keys::PAIR_IDS, Value::Array(Array::of_u32(&between)));
     }
     if let Some(id) = before.iter().chain(&after).find(|&&id| id as usize >= rows) {
-        return Err(Error::at("post_processor", beyond(*id, rows)));
+        return Err(Error::at("post_processor", row_out_of_range(*id, rows)));
     }
     for (name, ids, key) in
         [("bos", before, kvasir_keys::PREFIX_IDS), ("eos", after, kvasir_keys::SUFFIX_IDS)]
@@ -109,7 +109,7 @@ fn write_tokens(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut Write
     for text in all.chain(added.iter().map(|(_, text)| *text)) {
         let Some(id) = tokenizer.token_to_id(text) else { continue };
         let slot = tokens.get_mut(id as usize);
-        *slot.ok_or_else(|| Error::at("model.vocab", beyond(id, rows)))? = Some(text);
+        *slot.ok_or_else(|| Error::at("model.vocab", row_out_of_range(id, rows)))? = Some(text);
         kinds[id as usize] = TokenKind::Normal;
     }
     let byte_fallback = json.pointer("/model/byte_fallback").and_then(Json::as_bool) == Some(true);
