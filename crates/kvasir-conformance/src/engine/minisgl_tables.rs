@@ -27,7 +27,9 @@ pub(crate) fn text(_: &Case) -> Result<Outcome, CaseError> {
 
 /// `minisgl.div_even`, `minisgl.sharding`.
 pub(crate) fn ranks(_: &Case) -> Result<Outcome, CaseError> {
-    skipped("outside the design so far: weights and heads split over ranks come with the fleet")
+    skipped(
+        "a table of the peer's shards; ours follow from the program; tests two_ranks_each_read_half_of_a_dense_model and experts_are_divided_and_scarce_kv_heads_are_replicated",
+    )
 }
 
 /// `minisgl.graph_padding`, `minisgl.graph_sizes`.
