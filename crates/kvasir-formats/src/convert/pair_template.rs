@@ -15,11 +15,13 @@ pub(super) struct PairTemplate {
 }
 
 impl PairTemplate {
-    /// Reads the first step that adds special tokens to a pair; `None` without one.
+    /// Reads the first step that adds special tokens to a pair. `None` without one, or if its
+    /// template has no second text.
     pub(super) fn of(json: &Json) -> Result<Option<Self>> {
         for step in steps(json.get("post_processor"), "processors") {
             let kind = step.get("type").and_then(Json::as_str).unwrap_or_default();
             let found = match kind {
+                "TemplateProcessing" if !has_second_text(step) => return Ok(None),
                 "TemplateProcessing" => template_processing(step),
                 "BertProcessing" => cls_sep_template(step, 1, true),
                 "RobertaProcessing" => cls_sep_template(step, 2, false),
@@ -39,6 +41,15 @@ fn cls_sep_template(step: &Json, separators: usize, has_types: bool) -> Option<P
     let id = |key: &str| step.pointer(key)?.as_u64().and_then(|id| u32::try_from(id).ok());
     let (cls, sep) = (id("/cls/1")?, id("/sep/1")?);
     Some(PairTemplate { before: vec![cls], between: vec![sep; separators], after: vec![sep], has_types })
+}
+
+/// Whether the `pair` template of a `TemplateProcessing` step contains the second text.
+fn has_second_text(step: &Json) -> bool {
+    let pieces = step.get("pair").and_then(Json::as_array);
+    pieces
+        .into_iter()
+        .flatten()
+        .any(|piece| piece.pointer("/Sequence/id").and_then(Json::as_str) == Some("B"))
 }
 
 /// The `pair` template of a `TemplateProcessing` step. `None` if it does not have A before B, once
