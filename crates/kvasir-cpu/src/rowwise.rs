@@ -150,16 +150,20 @@ fn gelu(x: f32) -> f32 {
     x * if x < 0.0 { tail } else { 1.0 - tail }
 }
 
+/// GELU in the tanh approximation: `x / 2 * (1 + tanh z)`.
+#[inline(always)]
+fn gelu_tanh(x: f32) -> f32 {
+    // 0.5 (1 + tanh z) = sigmoid(2 z)
+    let z = 0.797_884_6 * (x + 0.044_715 * x * x * x);
+    x * sigmoid(2.0 * z)
+}
+
 #[inline(always)]
 fn activate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]) {
     let operands = y.iter_mut().zip(gate.iter().zip(up));
     match activation {
         Activation::Silu => operands.for_each(|(y, (g, u))| *y = g * sigmoid(*g) * u),
-        Activation::GeluTanh => operands.for_each(|(y, (g, u))| {
-            // 0.5 (1 + tanh z) = sigmoid(2 z)
-            let z = 0.797_884_6 * (g + 0.044_715 * g * g * g);
-            *y = g * sigmoid(2.0 * z) * u;
-        }),
+        Activation::GeluTanh => operands.for_each(|(y, (g, u))| *y = gelu_tanh(*g) * u),
         Activation::Sigmoid => operands.for_each(|(y, (g, u))| *y = sigmoid(*g) * u),
         Activation::Identity => operands.for_each(|(y, (g, u))| *y = g * u),
         Activation::Relu => operands.for_each(|(y, (g, u))| *y = g.max(0.0) * u),
@@ -194,10 +198,7 @@ fn elementwise_body(x: &[f32], function: Elementwise, y: &mut [f32]) {
     let pairs = y.iter_mut().zip(x);
     match function {
         Elementwise::Gelu => pairs.for_each(|(y, x)| *y = gelu(*x)),
-        Elementwise::GeluTanh => pairs.for_each(|(y, x)| {
-            let z = 0.797_884_6 * (x + 0.044_715 * x * x * x);
-            *y = x * sigmoid(2.0 * z);
-        }),
+        Elementwise::GeluTanh => pairs.for_each(|(y, x)| *y = gelu_tanh(*x)),
         Elementwise::Relu => pairs.for_each(|(y, x)| *y = x.max(0.0)),
         Elementwise::Silu => pairs.for_each(|(y, x)| *y = x * sigmoid(*x)),
         Elementwise::Tanh => pairs.for_each(|(y, x)| *y = x.tanh()),

@@ -3,26 +3,14 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, ThreadPool};
-use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};
 use kvasir_formats::{Checkpoint, Rules, convert};
-use kvasir_kv::{CacheConfig, CacheKind, ClaimRow, Mask, Span, StepId, Token, build};
 use kvasir_program::Model;
-use kvasir_sample::Sampling;
-use serde_json::Value as Json;
-use std::path::{Path, PathBuf};
+use kvasir_testkit::encoders::{self, Text, expected, floats, max_error, texts, tokens};
+use kvasir_testkit::paths::encoders as cases;
+use std::path::Path;
 use std::sync::Arc;
 
 const TOLERANCE: f32 = 1e-3;
-
-/// Directories of the recorded encoders. `embed_qwen3` is left out: it is a decoder.
-fn cases() -> Vec<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/encoders");
-    let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
-    cases.retain(|case| !case.ends_with("embed_qwen3"));
-    cases.sort();
-    assert_eq!(cases.len(), 5);
-    cases
-}
 
 fn load(path: &Path, threads: usize) -> Arc<CpuModel> {
     let checkpoint = Checkpoint::open(path).unwrap();
@@ -31,90 +19,13 @@ fn load(path: &Path, threads: usize) -> Arc<CpuModel> {
     Arc::new(CpuModel::load(&model.target, Arc::new(checkpoint), Precision::Auto, threads).unwrap())
 }
 
-fn expected(case: &Path) -> Json {
-    serde_json::from_str(&std::fs::read_to_string(case.join("embedding_expected.json")).unwrap()).unwrap()
-}
-
-fn floats(json: &Json) -> Vec<f32> {
-    let list = json.as_array().cloned().unwrap_or_else(|| vec![json.clone()]);
-    list.iter().map(|v| v.as_f64().unwrap() as f32).collect()
-}
-
-fn tokens(json: &Json) -> Vec<Token> {
-    json.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as Token).collect()
-}
-
-/// The largest absolute difference.
-fn max_error(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
-}
-
-/// One sequence of an encoder.
-struct Text {
-    tokens: Vec<Token>,
-    /// Index of the first token of type 1; 0 if there is none.
-    second_text_start: u32,
-}
-
-/// A step of whole sequences, as the engine builds it for an encoder.
-fn step(texts: &[Text]) -> Step {
-    let mut cache = build(CacheKind::Paged, &CacheConfig::new(1024)).unwrap();
-    let sequences: Vec<_> = texts.iter().map(|_| cache.open().unwrap()).collect();
-    let claims: Vec<_> = sequences
-        .iter()
-        .zip(texts)
-        .map(|(seq, text)| ClaimRow::new(*seq, text.tokens.len() as u32))
-        .collect();
-    let mut step = Step::default();
-    cache.claim(StepId(1), &claims).unwrap();
-    cache.plan(StepId(1), &mut step.plan).unwrap();
-    step.plan.rows.iter_mut().for_each(|row| row.mask = Mask::None);
-    step.batch = Batch { step: StepId(1), ..Batch::default() };
-    for (row, (seq, Text { tokens, .. })) in sequences.iter().zip(texts).enumerate() {
-        step.batch.rows.push(BatchRow {
-            seq: *seq,
-            tokens: Span::new(step.batch.tokens.len(), tokens.len()),
-            context_len: tokens.len() as u32,
-            sample_from: tokens.len() as u32 - 1,
-            pool_row: PoolRow(row as u32),
-            sampling: Sampling { hidden: true, ..Sampling::default() },
-            ..BatchRow::default()
-        });
-        step.batch.tokens.extend_from_slice(tokens);
-    }
-    step
-}
-
 /// Runs the texts in one step, and returns the vector of each.
 fn run(model: &Arc<CpuModel>, texts: &[Text]) -> Vec<Vec<f32>> {
     let kv: KvType = model.natural_kv();
     let limits = Limits { slots: 2048, tokens: 512, rows: 8, kv, ring: None };
     let mut executor = CpuExecutor::new(Arc::clone(model), limits).unwrap();
-    for (row, text) in texts.iter().enumerate() {
-        let spec = SequenceSpec {
-            prompt: text.tokens.clone(),
-            second_text_start: text.second_text_start,
-            ..SequenceSpec::default()
-        };
-        executor.bind(PoolRow(row as u32), spec);
-    }
-    let pending = executor.submit(Box::new(step(texts))).map_err(|refused| refused.error).unwrap();
-    let (step, result) = executor.wait(pending);
-    result.unwrap();
-    assert!(step.output.tokens.is_empty() && step.output.broken.is_empty());
-    let width = step.output.hidden.len() / texts.len();
-    step.output.hidden.chunks(width).map(<[f32]>::to_vec).collect()
-}
-
-/// The recorded texts, and the vector or the scores of each.
-fn texts(expected: &Json) -> (Vec<Text>, Vec<Vec<f32>>) {
-    let outputs = if expected["pooled"].is_null() { &expected["score"] } else { &expected["pooled"] };
-    let prompts = expected["prompts"].as_object().unwrap();
-    prompts
-        .iter()
-        .map(|(name, ids)| (Text { tokens: tokens(ids), second_text_start: 0 }, floats(&outputs[name])))
-        .unzip()
+    encoders::bind(&mut executor, texts);
+    encoders::run(&mut executor, encoders::step(texts))
 }
 
 /// Cosine similarity.

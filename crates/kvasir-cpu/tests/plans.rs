@@ -16,8 +16,9 @@ use kvasir_testkit::checkpoints::{close, exact, narrow};
 use std::sync::Arc;
 
 /// Models with sparse latent attention (MLA with an indexer), sinks with windows, mixed window and
-/// full layers, windows alone, MoE, and shared K/V. Each runs in exact f32 and quantized over two
-/// KV types in turn; and one MoE model at `Precision::Bf16x2`.
+/// full layers, windows alone, MoE, and shared K/V. Each has three setups: exact f32, and quantized
+/// weights with the next two KV types of a cycle. One more setup is a MoE model at
+/// `Precision::Bf16x2`.
 fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     let mut setups = Vec::new();
     let mut kinds = KvType::ALL.into_iter().cycle();

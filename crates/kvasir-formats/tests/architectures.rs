@@ -100,6 +100,7 @@ fn every_architecture_has_a_checkpoint_and_reads_the_same_from_gguf() {
                 Model::build(&checkpoint.source()).map_err(|error| error.to_string())
             });
             let embedded = embedded.unwrap_or_else(|e| panic!("{case}: {e}"));
+            assert_eq!(embedded.target.is_encoder(), architecture.is_encoder, "{case}");
             let found = match derived {
                 Err(error) => Some(error),
                 Ok(derived) if derived.predictions.len() != embedded.predictions.len() => {

@@ -3,20 +3,12 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_formats::{Checkpoint, Rules, TextPair, Tokenizer, convert};
+use kvasir_testkit::paths::encoders as cases;
 use serde_json::{Value as Json, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The texts of the recorded pair.
 const PAIR: [&str; 2] = ["what is a window", "the cache, at last"];
-
-/// Directories of the recorded encoders; `embed_qwen3` is a decoder.
-fn cases() -> Vec<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/encoders");
-    let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
-    cases.retain(|case| !case.ends_with("embed_qwen3"));
-    assert_eq!(cases.len(), 5);
-    cases
-}
 
 fn ids(json: &Json) -> Vec<u32> {
     json.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()

@@ -56,12 +56,14 @@ pub use crate::gguf::tensor_name::{COMMON_TENSORS, TensorName};
 pub use crate::gguf::transform::{HeadLocation, StoredAs, Transform};
 pub use crate::gguf::writer::{MetadataValue, WrittenMetadata};
 pub use crate::ir::activation::Activation;
+pub use crate::ir::collective::Collective;
 pub use crate::ir::elementwise::Elementwise;
 pub use crate::ir::grouping::{Grouping, LayerGroup, Windows};
 pub use crate::ir::layer::{LayerFacts, LayerId};
 pub use crate::ir::lookup::LookupIndex;
 pub use crate::ir::moe::{Experts, Groups, Routing, Score};
-pub use crate::ir::op::{Collective, NormKind, NumberType, Op, Pairs};
+pub use crate::ir::number_type::NumberType;
+pub use crate::ir::op::{NormKind, Op, Pairs};
 pub use crate::ir::pooling::Pooling;
 pub use crate::ir::program::{Program, Purpose, Shard, Tap};
 pub use crate::ir::recurrent::{

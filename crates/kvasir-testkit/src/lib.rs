@@ -5,6 +5,7 @@
 //! - `schemas`: random JSON schemas as clients send them, and a validator for answers.
 //! - `complete` (feature `engine`): an engine's answers to a list of requests.
 //! - `engines` (feature `engine`): random caches, limits and policies.
+//! - `encoders` (feature `encoders`): steps of whole texts, and the recorded vectors of encoders.
 //! - `checkpoints` (feature `cpu`): the test models on the CPU backend, in each precision.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // tests call it
@@ -14,6 +15,8 @@
 pub mod checkpoints;
 #[cfg(feature = "engine")]
 pub mod complete;
+#[cfg(feature = "encoders")]
+pub mod encoders;
 #[cfg(feature = "engine")]
 pub mod engines;
 pub mod paths;

@@ -15,6 +15,17 @@ pub fn model(case: &str) -> PathBuf {
     repository().join("testdata/models").join(case)
 }
 
+/// The recorded encoders of `testdata/encoders`, in order. `embed_qwen3` is left out: it is a
+/// decoder.
+pub fn encoders() -> Vec<PathBuf> {
+    let folder = repository().join("testdata/encoders");
+    let mut cases: Vec<_> = fs::read_dir(folder).unwrap().map(|case| case.unwrap().path()).collect();
+    cases.retain(|case| !case.ends_with("embed_qwen3"));
+    cases.sort();
+    assert_eq!(cases.len(), 5);
+    cases
+}
+
 /// A test vocabulary: `qwen`, `sp`, ….
 pub fn tokenizer(name: &str) -> PathBuf {
     repository().join("crates/kvasir-formats/tests/data/tokenizers").join(name)

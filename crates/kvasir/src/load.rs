@@ -274,17 +274,9 @@ impl LoadedModel {
                     Some(drafting) => executor.drafting(drafting),
                     None => executor,
                 };
-                if let Some(ExpertReplica { exchange, control }) = self.take_replica()? {
-                    return in_lockstep(executor.with_expert_parallelism(exchange), control);
-                }
-                let Some(Rank { ranks, control }) = self.take_rank()? else {
-                    return Ok(AnyExecutor::Cpu(Box::new(executor)));
-                };
-                let executor = executor.among(ranks).map_err(Error::Failed)?;
-                match control {
-                    Some(control) => AnyExecutor::Ranked(Box::new(RankExecutor::new(executor, control))),
-                    None => AnyExecutor::Cpu(Box::new(executor)),
-                }
+                let alone = |executor| AnyExecutor::Cpu(Box::new(executor));
+                let with_experts = CpuExecutor::with_expert_parallelism;
+                self.join_group(executor, with_experts, CpuExecutor::among, alone)?
             }
             Weights::Plain(_) if kv.is_some_and(|kv| kv != KvType::F32) => {
                 return Err(Error::invalid("kv_dtype", "the plain backend stores K and V as f32 only"));
@@ -307,19 +299,34 @@ impl LoadedModel {
                     Some(drafting) => executor.drafting(drafting),
                     None => executor,
                 };
-                if let Some(ExpertReplica { exchange, control }) = self.take_replica()? {
-                    return in_lockstep(executor.with_expert_parallelism(exchange), control);
-                }
-                let Some(Rank { ranks, control }) = self.take_rank()? else {
-                    return Ok(AnyExecutor::Plain(executor));
-                };
-                let executor = executor.among(ranks).map_err(Error::Failed)?;
-                match control {
-                    Some(control) => AnyExecutor::Ranked(Box::new(RankExecutor::new(executor, control))),
-                    None => AnyExecutor::Plain(executor),
-                }
+                let with_experts = PlainExecutor::with_expert_parallelism;
+                self.join_group(executor, with_experts, PlainExecutor::among, AnyExecutor::Plain)?
             }
             Weights::Sim(preset, words) => AnyExecutor::Sim(Box::new(Paced::new(**preset, words.clone()))),
+        })
+    }
+
+    /// Makes a new executor a member of the model's group: one replica of an expert-parallel group
+    /// (`with_experts`) or one rank of a tensor-parallel group (`among`). `alone` converts an
+    /// executor that no control keeps in lockstep.
+    fn join_group<E: Executor<Pending = Ran> + Send + 'static>(
+        &self,
+        executor: E,
+        with_experts: impl FnOnce(E, Arc<dyn ExpertExchange>) -> Result<E, String>,
+        among: impl FnOnce(E, Arc<dyn Ranks>) -> Result<E, String>,
+        alone: impl FnOnce(E) -> AnyExecutor,
+    ) -> Result<AnyExecutor, Error> {
+        let (member, control) = if let Some(ExpertReplica { exchange, control }) = self.take_replica()? {
+            (with_experts(executor, exchange), Some(control))
+        } else if let Some(Rank { ranks, control }) = self.take_rank()? {
+            (among(executor, ranks), control)
+        } else {
+            (Ok(executor), None)
+        };
+        let member = member.map_err(Error::Failed)?;
+        Ok(match control {
+            Some(control) => AnyExecutor::Ranked(Box::new(RankExecutor::new(member, control))),
+            None => alone(member),
         })
     }
 
@@ -411,13 +418,4 @@ impl LoadedModel {
         }
         Ok(())
     }
-}
-
-/// An executor whose steps `control` runs in lockstep with those of the other replicas.
-fn in_lockstep<E>(executor: Result<E, String>, control: Box<dyn RankControl>) -> Result<AnyExecutor, Error>
-where
-    E: Executor<Pending = Ran> + Send + 'static,
-{
-    let executor = executor.map_err(Error::Failed)?;
-    Ok(AnyExecutor::Ranked(Box::new(RankExecutor::new(executor, control))))
 }

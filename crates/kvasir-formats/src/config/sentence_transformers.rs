@@ -92,7 +92,7 @@ fn max_seq_length(dir: &Path, config: &Json) -> Result<Option<u64>> {
     if configured.is_some() {
         return Ok(configured);
     }
-    if !Architecture::of(config).is_ok_and(Architecture::is_encoder) {
+    if !Architecture::of(config).is_ok_and(|known| known.is_encoder) {
         return Ok(None);
     }
     let tokenizer_config = read_json(&dir.join("tokenizer_config.json"))?;

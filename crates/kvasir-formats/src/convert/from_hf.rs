@@ -12,7 +12,6 @@ use crate::convert::output::{Change, Output, Part};
 use crate::convert::placement::{Placement, size, unsupported_tensor};
 use crate::convert::recurrent_tensors;
 use crate::error::{Error, Result};
-use crate::gguf::names::Naming;
 use crate::tensor::TensorView;
 use kvasir_program::{Architecture, Transform, skipped_position_rows};
 use serde_json::Value as Json;
@@ -94,10 +93,7 @@ fn placements(
         Some(Transform::SplitGateUp) => return split_gate_up(config, name, &shape),
         Some(transform) => return recurrent_tensors::placements(architecture, config, transform, view),
     };
-    let found = Naming::of(architecture).to_gguf(name);
-    let (gguf_name, expert) = found.ok_or_else(|| unsupported_tensor(name))?;
-    let part = Part { change, ..Part::whole(name) };
-    Ok(vec![Placement { name: gguf_name, shape, expert, part }])
+    Ok(vec![Placement::of(architecture, name, shape, change)?])
 }
 
 /// The position table of RoBERTa, without the unused rows before position 0.
@@ -107,14 +103,11 @@ fn position_table(
     name: &str,
     shape: &[usize],
 ) -> Result<Vec<Placement>> {
-    let (gguf_name, expert) =
-        Naming::of(architecture).to_gguf(name).ok_or_else(|| unsupported_tensor(name))?;
     let skipped = skipped_position_rows(config).map_err(|e| Error::at("config.json", e))?;
     let [rows, width] = *shape else { return Err(Error::at(format!("tensor {name}"), "is not a matrix")) };
     let change = if skipped == 0 { Change::None } else { Change::SkipRows(skipped) };
     let kept = vec![rows.saturating_sub(skipped), width];
-    let part = Part { change, ..Part::whole(name) };
-    Ok(vec![Placement { name: gguf_name, shape: kept, expert, part }])
+    Ok(vec![Placement::of(architecture, name, kept, change)?])
 }
 
 /// The number of a tensor's layer, and the rest of its name.

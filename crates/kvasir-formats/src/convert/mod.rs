@@ -19,6 +19,7 @@ mod pre_tokenizer;
 mod recurrent_tensors;
 mod recurrent_values;
 pub(crate) mod rules;
+mod token_table;
 mod unigram;
 mod vocab;
 mod watch;

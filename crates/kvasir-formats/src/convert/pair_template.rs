@@ -2,6 +2,8 @@
 
 use crate::convert::steps;
 use crate::error::{Error, Result};
+use crate::gguf::value::Value;
+use crate::gguf::writer::Writer;
 use serde_json::Value as Json;
 
 /// Special token ids before, between and after the two texts of a pair.
@@ -33,6 +35,29 @@ impl PairTemplate {
             return found.ok_or_else(bad).map(Some);
         }
         Ok(None)
+    }
+
+    /// The tokens of the template `cls A sep … B sep`, with `separators` separators between the
+    /// texts. `None` if it is another one.
+    pub(super) fn cls_and_sep(&self, separators: usize, has_types: bool) -> Option<ClsAndSep> {
+        let ([cls], [sep]) = (&self.before[..], &self.after[..]) else { return None };
+        let fits = self.between == vec![*sep; separators] && self.has_types == has_types;
+        fits.then_some(ClsAndSep { cls: *cls, sep: *sep })
+    }
+}
+
+/// Ids of the tokens that begin a text and end it.
+pub(super) struct ClsAndSep {
+    cls: u32,
+    sep: u32,
+}
+
+impl ClsAndSep {
+    /// Writes the ids. llama.cpp reads `[CLS]` from the BOS key.
+    pub(super) fn write(&self, out: &mut Writer) {
+        for (key, id) in [("cls", self.cls), ("bos", self.cls), ("seperator", self.sep), ("eos", self.sep)] {
+            out.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
+        }
     }
 }
 

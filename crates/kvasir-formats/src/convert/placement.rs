@@ -1,7 +1,9 @@
 //! [`Placement`]: the GGUF tensor that a tensor of a Hugging Face checkpoint is converted to.
 
-use crate::convert::output::Part;
+use crate::convert::output::{Change, Part};
 use crate::error::{Error, Result};
+use crate::gguf::names::Naming;
+use kvasir_program::Architecture;
 use serde_json::Value as Json;
 
 /// One source tensor as a part of a GGUF tensor.
@@ -13,6 +15,20 @@ pub(super) struct Placement {
     /// The expert in a stack of experts.
     pub(super) expert: Option<usize>,
     pub(super) part: Part,
+}
+
+impl Placement {
+    /// One tensor with values changed by `change`, under its GGUF name.
+    pub(super) fn of(
+        architecture: &Architecture,
+        name: &str,
+        shape: Vec<usize>,
+        change: Change,
+    ) -> Result<Self> {
+        let found = Naming::of(architecture).to_gguf(name);
+        let (gguf_name, expert) = found.ok_or_else(|| unsupported_tensor(name))?;
+        Ok(Self { name: gguf_name, shape, expert, part: Part { change, ..Part::whole(name) } })
+    }
 }
 
 /// Reads a size from the config.

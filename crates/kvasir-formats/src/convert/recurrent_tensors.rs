@@ -5,7 +5,6 @@ use crate::convert::output::{Change, Part};
 use crate::convert::placement::{Placement, size, unsupported_tensor};
 use crate::convert::recurrent_values::{DeltaSizes, RecurrentChange, RowFactors};
 use crate::error::{Error, Result};
-use crate::gguf::names::Naming;
 use crate::tensor::TensorView;
 use kvasir_program::{Architecture, HeadLocation, Transform};
 use serde_json::Value as Json;
@@ -53,10 +52,7 @@ pub(super) fn placements(
         Transform::FoldFactors => (shape.to_vec(), fold_factors(config, name, shape)?),
         _ => return Err(unsupported_tensor(name)),
     };
-    let found = Naming::of(architecture).to_gguf(name);
-    let (gguf_name, expert) = found.ok_or_else(|| unsupported_tensor(name))?;
-    let part = Part { change, ..Part::whole(name) };
-    Ok(vec![Placement { name: gguf_name, shape, expert, part }])
+    Ok(vec![Placement::of(architecture, name, shape, change)?])
 }
 
 /// Reads the head sizes of the gated delta rule from a config.

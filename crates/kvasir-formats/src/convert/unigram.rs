@@ -3,7 +3,8 @@
 //! What GGUF cannot express is refused by name.
 
 use crate::convert::pair_template::PairTemplate;
-use crate::convert::{row_out_of_range, steps};
+use crate::convert::steps;
+use crate::convert::token_table::TokenTable;
 use crate::error::{Error, Result};
 use crate::gguf::value::{Array, Value};
 use crate::gguf::writer::Writer;
@@ -19,43 +20,30 @@ pub(super) fn write(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
     check_pre_tokenizer(json)?;
     let vocab = json.pointer("/model/vocab").and_then(Json::as_array);
     let vocab = vocab.ok_or_else(|| Error::at("model.vocab", "is missing"))?;
-    let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
-    let (mut scores, mut kinds) = (vec![0.0; rows], vec![TokenKind::Unused as i32; rows]);
+    let (mut tokens, mut scores) = (TokenTable::new(rows), vec![0.0; rows]);
     for (id, entry) in vocab.iter().enumerate() {
         let text = entry.get(0).and_then(Json::as_str);
         let bad = || Error::at(format!("model.vocab[{id}]"), "is not a pair of token and score");
         let (text, score) = text.zip(entry.get(1).and_then(Json::as_f64)).ok_or_else(bad)?;
-        let place =
-            tokens.get_mut(id).ok_or_else(|| Error::at("model.vocab", row_out_of_range(id as u32, rows)))?;
-        *place = text.to_owned();
-        (scores[id], kinds[id]) = (score as f32, TokenKind::Normal as i32);
+        tokens.set("model.vocab", id, text.to_owned(), TokenKind::Normal)?;
+        scores[id] = score as f32;
     }
     for token in json.get("added_tokens").and_then(Json::as_array).into_iter().flatten() {
         let id = token.get("id").and_then(Json::as_u64).and_then(|id| usize::try_from(id).ok());
         let Some((id, text)) = id.zip(token.get("content").and_then(Json::as_str)) else { continue };
-        let place =
-            tokens.get_mut(id).ok_or_else(|| Error::at("added_tokens", row_out_of_range(id as u32, rows)))?;
-        *place = text.to_owned();
-        kinds[id] = TokenKind::Control as i32;
+        tokens.set("added_tokens", id, text.to_owned(), TokenKind::Control)?;
     }
     out.set("tokenizer.ggml.model", Value::Str(MODEL.into()));
     out.set("tokenizer.ggml.pre", Value::Str("default".into()));
-    out.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(tokens.iter().map(String::as_str))));
     out.set("tokenizer.ggml.scores", Value::Array(Array::of_f32(&scores)));
-    out.set(TokenKind::KEY, Value::Array(Array::of_i32(&kinds)));
+    tokens.write(out);
     out.set("tokenizer.ggml.add_space_prefix", Value::Bool(true));
     if let Some(id) = json.pointer("/model/unk_id").and_then(Json::as_u64) {
         out.set("tokenizer.ggml.unknown_token_id", Value::U32(id as u32));
     }
     let bad = || Error::at("post_processor", "is not `<s> A </s>`, with two `</s>` between two texts");
     let pair = PairTemplate::of(json)?.ok_or_else(bad)?;
-    let ([cls], [sep]) = (&pair.before[..], &pair.after[..]) else { return Err(bad()) };
-    if pair.between != [*sep, *sep] || pair.has_types {
-        return Err(bad());
-    }
-    for (key, id) in [("cls", *cls), ("bos", *cls), ("seperator", *sep), ("eos", *sep)] {
-        out.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
-    }
+    pair.cls_and_sep(2, false).ok_or_else(bad)?.write(out);
     for key in ["bos", "eos"] {
         out.set(format!("tokenizer.ggml.add_{key}_token"), Value::Bool(true));
     }

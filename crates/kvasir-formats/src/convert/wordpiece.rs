@@ -4,9 +4,9 @@
 //! with `##`. What GGUF cannot express is refused by name.
 
 use crate::convert::pair_template::PairTemplate;
-use crate::convert::row_out_of_range;
+use crate::convert::token_table::TokenTable;
 use crate::error::{Error, Result};
-use crate::gguf::value::{Array, Value};
+use crate::gguf::value::Value;
 use crate::gguf::writer::Writer;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::token_kind::TokenKind;
@@ -26,24 +26,20 @@ pub(super) fn write(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut W
         .filter(|token| token.get("special") == Some(&Json::Bool(true)))
         .filter_map(|token| token.get("content")?.as_str())
         .collect();
-    let mut tokens: Vec<String> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
-    let mut kinds = vec![TokenKind::Unused as i32; rows];
+    let mut tokens = TokenTable::new(rows);
     for text in vocab.keys().map(String::as_str).chain(added.iter().copied()) {
         let Some(id) = tokenizer.token_to_id(text) else { continue };
-        let place = tokens
-            .get_mut(id as usize)
-            .ok_or_else(|| Error::at("model.vocab", row_out_of_range(id, rows)))?;
         let is_control = added.contains(&text);
-        *place = match text.strip_prefix("##") {
+        let spelling = match text.strip_prefix("##") {
             _ if is_control => text.to_owned(),
             Some(rest) => rest.to_owned(),
             None => format!("{WORD_START_MARK}{text}"),
         };
-        kinds[id as usize] = if is_control { TokenKind::Control } else { TokenKind::Normal } as i32;
+        let kind = if is_control { TokenKind::Control } else { TokenKind::Normal };
+        tokens.set("model.vocab", id as usize, spelling, kind)?;
     }
     out.set("tokenizer.ggml.model", Value::Str(MODEL.into()));
-    out.set("tokenizer.ggml.tokens", Value::Array(Array::of_strings(tokens.iter().map(String::as_str))));
-    out.set(TokenKind::KEY, Value::Array(Array::of_i32(&kinds)));
+    tokens.write(out);
     out.set("tokenizer.ggml.token_type_count", Value::U32(2));
     write_specials(json, tokenizer, out)
 }
@@ -63,14 +59,7 @@ fn write_specials(json: &Json, tokenizer: &Tokenizer, out: &mut Writer) -> Resul
     }
     let bad = || Error::at("post_processor", "is not `[CLS] A [SEP]`, with one `[SEP]` between two texts");
     let pair = PairTemplate::of(json)?.ok_or_else(bad)?;
-    let ([cls], [sep]) = (&pair.before[..], &pair.after[..]) else { return Err(bad()) };
-    if pair.between != pair.after || !pair.has_types {
-        return Err(bad());
-    }
-    // llama.cpp reads `[CLS]` from the BOS key.
-    for (key, id) in [("cls", *cls), ("bos", *cls), ("seperator", *sep), ("eos", *sep)] {
-        out.set(format!("tokenizer.ggml.{key}_token_id"), Value::U32(id));
-    }
+    pair.cls_and_sep(1, true).ok_or_else(bad)?.write(out);
     Ok(())
 }
 

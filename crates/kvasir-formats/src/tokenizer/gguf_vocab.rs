@@ -19,7 +19,7 @@ use crate::tokenizer::merges::{Merges, Pairs};
 use crate::tokenizer::special_tokens::{Piece, SpecialToken, SpecialTokens};
 use crate::tokenizer::split_patterns::Family;
 use crate::tokenizer::string_table::StringTable;
-use crate::tokenizer::text_pair::{TextPair, longest_first};
+use crate::tokenizer::text_pair::{TextPair, truncated_lengths};
 use crate::tokenizer::token_kind::TokenKind;
 use crate::tokenizer::{end_tokens, kvasir_keys, split_patterns};
 use std::{
@@ -207,11 +207,7 @@ impl GgufVocab {
     pub(super) fn encode_pair(&self, texts: [&str; 2], max_tokens: usize) -> Result<TextPair> {
         let [mut first, mut second] = [self.encode(texts[0], false)?, self.encode(texts[1], false)?];
         let added = self.before.len() + self.between.len() + self.after.len();
-        let available = max_tokens.checked_sub(added).ok_or_else(|| {
-            let why = format!("the {added} special tokens of a pair exceed the limit of {max_tokens} tokens");
-            Error::at("encoding", why)
-        })?;
-        let [a, b] = longest_first([first.len(), second.len()], available);
+        let [a, b] = truncated_lengths([first.len(), second.len()], added, max_tokens)?;
         first.truncate(a);
         second.truncate(b);
         let ids = [&self.before, &first, &self.between, &second, &self.after].into_iter().flatten();

@@ -11,7 +11,7 @@ use crate::tokenizer::normalizer;
 use crate::tokenizer::normalizer::Bounded;
 use crate::tokenizer::pre_tokenizer::TranslatedPreTokenizer;
 use crate::tokenizer::split_patterns::TOO_LONG;
-use crate::tokenizer::text_pair::{TextPair, longest_first};
+use crate::tokenizer::text_pair::{TextPair, truncated_lengths};
 use serde_json::Value as Json;
 use std::{collections::HashMap, panic::catch_unwind};
 use tokenizers::{
@@ -160,11 +160,7 @@ impl HfVocab {
         let fail = |e| Error::at("encoding", e);
         let [mut first, mut second] = [self.encoding(texts[0], false)?, self.encoding(texts[1], false)?];
         let added = self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
-        let available = max_tokens.checked_sub(added).ok_or_else(|| {
-            let why = format!("the {added} special tokens of a pair exceed the limit of {max_tokens} tokens");
-            Error::at("encoding", why)
-        })?;
-        let [a, b] = longest_first([first.len(), second.len()], available);
+        let [a, b] = truncated_lengths([first.len(), second.len()], added, max_tokens)?;
         first.truncate(a, 0, TruncationDirection::Right);
         second.truncate(b, 0, TruncationDirection::Right);
         let joined = self.inner.post_process(first, Some(second), true).map_err(fail)?;

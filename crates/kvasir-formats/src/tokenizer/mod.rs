@@ -2,7 +2,8 @@
 //!
 //! - `hf_vocab`: `tokenizer.json`, run by the `tokenizers` library.
 //! - `gguf_vocab`: BPE and SentencePiece vocabularies of GGUF files; `wordpiece`: BERT vocabularies;
-//!   `unigram`: XLM-RoBERTa vocabularies.
+//!   `unigram`: XLM-RoBERTa vocabularies. The last two are converted to a `tokenizer.json`
+//!   (`gguf_json`).
 //! - `detokenize`: ids back to text, whole or as a stream.
 //! - `fingerprint`: a hash by which processes compare their tokenizers.
 //!
@@ -15,6 +16,7 @@ pub(crate) mod charsmap;
 pub(crate) mod detokenize;
 pub(crate) mod end_tokens;
 mod fingerprint;
+mod gguf_json;
 mod gguf_vocab;
 mod hf_vocab;
 pub(crate) mod kvasir_keys;
@@ -68,9 +70,10 @@ impl Tokenizer {
 
     /// Loads a tokenizer from GGUF metadata; a vocabulary-only file is enough.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+        let of_hf = |vocab: HfVocab| Self::of(Vocab::Hf(vocab.into()));
         match gguf.str("tokenizer.ggml.model") {
-            Some(wordpiece::MODEL) => wordpiece::read(gguf).map(|v| Self::of(Vocab::Hf(v.into()))),
-            Some(unigram::MODEL) => unigram::read(gguf).map(|v| Self::of(Vocab::Hf(v.into()))),
+            Some(wordpiece::MODEL) => gguf_json::read(gguf, wordpiece::tokenizer_json).map(of_hf),
+            Some(unigram::MODEL) => gguf_json::read(gguf, unigram::tokenizer_json).map(of_hf),
             _ => GgufVocab::new(gguf).map(|v| Self::of(Vocab::Gguf(v.into()))),
         }
     }

@@ -1,5 +1,7 @@
 //! [`TextPair`]: two texts as one token sequence, for cross-encoders.
 
+use crate::error::{Error, Result};
+
 /// Two texts joined by the tokenizer's template, such as `[CLS] A [SEP] B [SEP]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextPair {
@@ -9,9 +11,23 @@ pub struct TextPair {
     pub second_text_start: u32,
 }
 
+/// Lengths of two texts after truncation, so that the pair has at most `max_tokens` tokens with the
+/// `special` tokens of its template. Fails if those alone exceed `max_tokens`.
+pub(super) fn truncated_lengths(
+    lengths: [usize; 2],
+    special: usize,
+    max_tokens: usize,
+) -> Result<[usize; 2]> {
+    let available = max_tokens.checked_sub(special).ok_or_else(|| {
+        let why = format!("the {special} special tokens of a pair exceed the limit of {max_tokens} tokens");
+        Error::at("encoding", why)
+    })?;
+    Ok(longest_first(lengths, available))
+}
+
 /// Lengths of two texts after truncation to `max_tokens` tokens in total, as the strategy
 /// `longest_first` of `tokenizers`: the longer text is truncated first, then both to equal lengths.
-pub(super) fn longest_first([a, b]: [usize; 2], max_tokens: usize) -> [usize; 2] {
+fn longest_first([a, b]: [usize; 2], max_tokens: usize) -> [usize; 2] {
     if a.saturating_add(b) <= max_tokens {
         return [a, b];
     }

@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::gguf::reader::Gguf;
 use crate::gguf::value::Value;
-use crate::tokenizer::hf_vocab::HfVocab;
+use crate::tokenizer::gguf_json;
 use crate::tokenizer::token_kind::TokenKind;
 use serde_json::{Value as Json, json};
 
@@ -27,20 +27,9 @@ pub(crate) fn collapses_spaces(step: &Json) -> bool {
     text("/pattern/Regex") == Some(SPACE_RUN) && matches!(text("/content"), Some(" " | SPACE))
 }
 
-/// Loads the vocabulary; the `tokenizers` library runs it.
-pub(super) fn read(gguf: &Gguf) -> Result<HfVocab> {
-    let vocab = tokenizer_json(gguf).and_then(|json| {
-        let json = serde_json::to_vec(&json);
-        HfVocab::new(&json.map_err(|e| Error::at("tokenizer.ggml.tokens", e))?)
-    });
-    vocab.map_err(|e| e.in_file(gguf.path()))
-}
-
 /// An equivalent `tokenizer.json`.
-fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
-    let list = gguf.array("tokenizer.ggml.tokens");
-    let list = list.ok_or_else(|| Error::at("tokenizer.ggml.tokens", "is missing"))?;
-    let tokens: Vec<&str> = list.strings().collect::<Result<_>>()?;
+pub(super) fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
+    let tokens = gguf_json::tokens(gguf)?;
     let scores = gguf.array("tokenizer.ggml.scores").map_or_else(Vec::new, |scores| {
         scores
             .scalars()
@@ -60,9 +49,6 @@ fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
     };
     let ((cls, cls_id), (sep, sep_id), (_, unknown)) = (id("bos", 0)?, id("eos", 2)?, id("unknown", 3)?);
     let kinds = TokenKind::list(gguf).unwrap_or_default();
-    let added: Vec<Json> = (0..tokens.len()).filter(|&id| kinds.get(id) == Some(&TokenKind::Control)).map(|id| {
-        json!({"id": id, "content": tokens[id], "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
-    }).collect();
     let vocab: Vec<Json> = tokens.iter().zip(&scores).map(|(token, score)| json!([token, score])).collect();
     let mut normalizers = Vec::new();
     if let Some(map) = gguf.array(CHARSMAP) {
@@ -78,7 +64,7 @@ fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
         json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
     Ok(json!({
         "version": "1.0",
-        "added_tokens": added,
+        "added_tokens": gguf_json::added_tokens(&tokens, &kinds),
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
         "post_processor": {"type": "RobertaProcessing", "cls": [cls, cls_id], "sep": [sep, sep_id],

@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::gguf::reader::Gguf;
 use crate::gguf::value::Value;
-use crate::tokenizer::hf_vocab::HfVocab;
+use crate::tokenizer::gguf_json;
 use crate::tokenizer::token_kind::TokenKind;
 use serde_json::{Map, Value as Json, json};
 
@@ -19,20 +19,9 @@ pub(crate) const WORD_START_MARK: char = '\u{2581}';
 /// tokenizer.
 pub(crate) const MAX_WORD_CHARS: usize = 100;
 
-/// Loads the vocabulary; the `tokenizers` library runs it.
-pub(super) fn read(gguf: &Gguf) -> Result<HfVocab> {
-    let vocab = tokenizer_json(gguf).and_then(|json| {
-        let json = serde_json::to_vec(&json);
-        HfVocab::new(&json.map_err(|e| Error::at("tokenizer.ggml.tokens", e))?)
-    });
-    vocab.map_err(|e| e.in_file(gguf.path()))
-}
-
 /// An equivalent `tokenizer.json`.
-fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
-    let list = gguf.array("tokenizer.ggml.tokens");
-    let list = list.ok_or_else(|| Error::at("tokenizer.ggml.tokens", "is missing"))?;
-    let tokens: Vec<&str> = list.strings().collect::<Result<_>>()?;
+pub(super) fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
+    let tokens = gguf_json::tokens(gguf)?;
     let kinds = TokenKind::list(gguf).unwrap_or_default();
     let is_control = |id: usize| kinds.get(id) == Some(&TokenKind::Control);
     let spelling = |id: usize, token: &str| match token.strip_prefix(WORD_START_MARK) {
@@ -57,15 +46,12 @@ fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
     let (begin, begin_id) = named("cls", "[CLS]")?;
     // The misspelled key is the one used in published files.
     let (end, end_id) = named("seperator", "[SEP]")?;
-    let added: Vec<Json> = (0..spelled.len()).filter(|&id| is_control(id)).map(|id| {
-        json!({"id": id, "content": spelled[id], "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
-    }).collect();
     let is_on = |key: &str| {
         gguf.get(&format!("tokenizer.ggml.normalizer.{key}")).and_then(Value::as_bool).unwrap_or(true)
     };
     Ok(json!({
         "version": "1.0",
-        "added_tokens": added,
+        "added_tokens": gguf_json::added_tokens(&spelled, &kinds),
         "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
             "strip_accents": is_on("strip_accents"), "lowercase": is_on("lowercase")},
         "pre_tokenizer": {"type": "BertPreTokenizer"},

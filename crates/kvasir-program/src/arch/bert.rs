@@ -5,9 +5,8 @@ use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::config_defaults::fill;
 use crate::blocks::classifier::Classifier;
-use crate::blocks::encoder::{EncoderHeads, limit_max_positions, pooling};
+use crate::blocks::encoder::{EncoderHeads, activation_function, limit_max_positions, pooling};
 use crate::builder::Builder;
-use crate::builder::config::Config;
 use crate::builder::position_table::skipped_rows;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -21,7 +20,6 @@ use crate::ir::pooling::Pooling;
 use crate::ir::program::Tap;
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
-use serde_json::Value as Json;
 
 pub(crate) static BERT: Architecture = Architecture {
     classes: &[
@@ -35,6 +33,7 @@ pub(crate) static BERT: Architecture = Architecture {
         Class::text("CamembertForSequenceClassification", "camembert"),
     ],
     renames: &[],
+    is_encoder: true,
     gguf: Gguf {
         names: &["bert"],
         written: |_| "bert",
@@ -165,16 +164,5 @@ impl BertLayer {
         let y = b.linear(y, matrix)?;
         let x = b.add(x, y)?;
         b.layer_norm(x, &format!("{p}output.LayerNorm"), true, self.eps)
-    }
-}
-
-/// The activation function that the config key `key` names; GELU by default.
-pub(crate) fn activation_function(config: Config<'_>, key: &str) -> Result<Elementwise> {
-    match config.get(key).and_then(Json::as_str).unwrap_or("gelu") {
-        "gelu" => Ok(Elementwise::Gelu),
-        "gelu_new" | "gelu_pytorch_tanh" => Ok(Elementwise::GeluTanh),
-        "relu" => Ok(Elementwise::Relu),
-        "silu" | "swish" => Ok(Elementwise::Silu),
-        other => Err(config.bad(key, format!("is {other:?}, which is not supported"))),
     }
 }

@@ -19,6 +19,7 @@ const VOCABULARY: usize = 154_880;
 pub(crate) static GLM4_MOE_LITE: Architecture = Architecture {
     classes: &[Class::text("Glm4MoeLiteForCausalLM", "glm4_moe_lite")],
     renames: &[],
+    is_encoder: false,
     gguf: Gguf {
         names: &["deepseek2"],
         written: |_| "deepseek2",

@@ -50,6 +50,8 @@ pub struct Architecture {
     pub classes: &'static [Class],
     /// Hugging Face tensor names that differ from the canonical ones.
     pub renames: &'static [Rename],
+    /// Whether the model is an encoder, which embeds or scores texts and does not generate.
+    pub is_encoder: bool,
     /// Its spelling in GGUF.
     pub gguf: Gguf,
     /// Published models, for the documentation.
@@ -116,11 +118,6 @@ impl Architecture {
     /// `model_type` of its first class.
     pub fn model_type(&self) -> &'static str {
         self.classes.first().map_or("", |class| class.model_type)
-    }
-
-    /// Whether the model is an encoder, which embeds or scores texts and does not generate.
-    pub fn is_encoder(&self) -> bool {
-        [bert::BERT.name(), modernbert::MODERN_BERT.name()].contains(&self.name())
     }
 
     /// Whether it has multi-token-prediction (MTP) layers.

@@ -2,11 +2,10 @@
 //! (sliding-window) and global attention.
 
 use crate::arch::Architecture;
-use crate::arch::bert::activation_function;
 use crate::arch::class::Class;
 use crate::arch::config_defaults::is_missing;
 use crate::blocks::classifier::Classifier;
-use crate::blocks::encoder::{EncoderHeads, limit_max_positions, pooling};
+use crate::blocks::encoder::{EncoderHeads, activation_function, limit_max_positions, pooling};
 use crate::builder::Builder;
 use crate::builder::config::Config;
 use crate::error::Result;
@@ -30,6 +29,7 @@ pub(crate) static MODERN_BERT: Architecture = Architecture {
         Class::text("ModernBertForSequenceClassification", "modernbert"),
     ],
     renames: &[],
+    is_encoder: true,
     gguf: Gguf {
         names: &["modern-bert"],
         written: |_| "modern-bert",
@@ -154,18 +154,9 @@ fn classifier_pooling(c: Config<'_>) -> Result<Pooling> {
 /// Whether each layer is global: by `layer_types`, else every n-th from layer 0 on.
 fn global_layers(c: Config<'_>) -> Result<Vec<bool>> {
     let (layers, every) = (c.number("num_hidden_layers")?, c.size("global_attn_every_n_layers")?);
-    let Some(types) = c.texts("layer_types")? else {
-        return Ok((0..layers).map(|i| i.is_multiple_of(every)).collect());
-    };
-    if types.len() != layers {
-        return Err(c.bad("layer_types", format!("has {} entries for {layers} layers", types.len())));
-    }
-    let is_global = |kind: &str| match kind {
-        "full_attention" => Ok(true),
-        "sliding_attention" => Ok(false),
-        other => Err(c.bad("layer_types", format!("has {other:?}, which is not supported"))),
-    };
-    types.into_iter().map(is_global).collect()
+    let kinds = [("full_attention", true), ("sliding_attention", false)];
+    let listed = c.by_layer_kind("layer_types", layers, kinds)?;
+    Ok(listed.unwrap_or_else(|| (0..layers).map(|i| i.is_multiple_of(every)).collect()))
 }
 
 /// Adds a rotary embedding with the theta of the config key `key`.

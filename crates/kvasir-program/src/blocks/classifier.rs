@@ -40,7 +40,7 @@ impl Classifier {
         // Some GGUF files store the final projection only.
         if b.source.tensors.is_none() || b.source.has(&format!("{dense}.weight")) {
             let matrix = b.matrix(dense, hidden, hidden, self.dense_bias, Role::Matrix)?;
-            x = b.project(x, matrix)?;
+            x = b.linear(x, matrix)?;
             x = b.elementwise(x, self.function);
             if let Some(eps) = self.norm_eps {
                 x = b.layer_norm(x, "classifier.norm", false, eps)?;
@@ -48,7 +48,7 @@ impl Classifier {
         }
         let labels = labels(b)?;
         let matrix = b.matrix(OUT_PROJ, labels, hidden, true, Role::Matrix)?;
-        b.project(x, matrix)
+        b.linear(x, matrix)
     }
 }
 

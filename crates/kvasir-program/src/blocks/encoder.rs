@@ -1,4 +1,5 @@
-//! Bidirectional attention of encoders, and the pooling mode of embedding models.
+//! Bidirectional attention of encoders, their activation functions, and the pooling mode of embedding
+//! models.
 //!
 //! A step holds whole sequences, so each attention op writes all K and V rows that it reads. Layers
 //! with the same window therefore share the K/V slots of one `LayerFacts`.
@@ -6,9 +7,11 @@
 use crate::builder::config::Config;
 use crate::builder::{Attend, Builder};
 use crate::error::Result;
+use crate::ir::elementwise::Elementwise;
 use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::pooling::Pooling;
 use crate::ir::value::ValueId;
+use serde_json::Value as Json;
 
 /// Number and size of the attention heads; K and V have as many heads as Q.
 #[derive(Clone, Copy)]
@@ -71,4 +74,15 @@ pub(crate) fn limit_max_positions(b: &mut Builder<'_>, positions: usize) -> Resu
     let max_seq_length = b.config.size_or("max_seq_length", positions)?;
     b.program.max_positions = positions.min(max_seq_length);
     Ok(())
+}
+
+/// The activation function that the config key `key` names; GELU by default.
+pub(crate) fn activation_function(config: Config<'_>, key: &str) -> Result<Elementwise> {
+    match config.get(key).and_then(Json::as_str).unwrap_or("gelu") {
+        "gelu" => Ok(Elementwise::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" => Ok(Elementwise::GeluTanh),
+        "relu" => Ok(Elementwise::Relu),
+        "silu" | "swish" => Ok(Elementwise::Silu),
+        other => Err(config.bad(key, format!("is {other:?}, which is not supported"))),
+    }
 }

@@ -61,9 +61,8 @@ impl GatedDeltaNet {
         let p = format!("model.layers.{layer}.linear_attn.");
         let (keys, values) = (self.key_heads * self.key_dim, self.value_heads * self.value_dim);
         let Projected { qkv, z, a, b: beta } = self.project(b, &p, x)?;
-        let weight = b.conv_weight(&format!("{p}conv1d.weight"), 2 * keys + values, self.kernel)?;
-        let conv = Convolution { weight, bias: None, kernel: self.kernel, silu: true };
-        let qkv = b.short_conv(qkv, conv);
+        let conv = b.convolution(&format!("{p}conv1d"), 2 * keys + values, self.kernel, false)?;
+        let qkv = b.short_conv(qkv, Convolution { silu: true, ..conv });
         let (q, k) = (b.slice(qkv, 1, 0, keys)?, b.slice(qkv, 1, keys, keys)?);
         let v = b.slice(qkv, 1, 2 * keys, values)?;
         let form = self.form(b, &p)?;

@@ -68,8 +68,8 @@ impl Mamba2 {
         let z = self.part(b, input, all, 0, inner, self.factors[0])?;
         let xbc = self.xbc(b, input, all)?;
         let dt = self.part(b, input, all, inner + channels, self.heads, self.factors[4])?;
-        let conv = self.convolution(b, p, channels)?;
-        let mixed = b.short_conv(xbc, conv);
+        let conv = b.convolution(&format!("{p}conv1d"), channels, self.kernel, self.conv_bias)?;
+        let mixed = b.short_conv(xbc, Convolution { silu: true, ..conv });
         let x = b.slice(mixed, 1, 0, inner)?;
         let b_part = b.slice(mixed, 1, inner, group_width)?;
         let c_part = b.slice(mixed, 1, inner + group_width, group_width)?;
@@ -116,16 +116,6 @@ impl Mamba2 {
         let c_part = self.part(b, input, all, 2 * inner + group_width, group_width, c_factor)?;
         let xb = b.concat(x, b_part, 1)?;
         b.concat(xb, c_part, 1)
-    }
-
-    fn convolution(&self, b: &mut Builder<'_>, p: &str, channels: usize) -> Result<Convolution> {
-        let weight = b.conv_weight(&format!("{p}conv1d.weight"), channels, self.kernel)?;
-        let bias = if self.conv_bias {
-            Some(b.weight(&format!("{p}conv1d.bias"), &[channels], Role::Bias)?)
-        } else {
-            None
-        };
-        Ok(Convolution { weight, bias, kernel: self.kernel, silu: true })
     }
 
     fn form(&self, b: &mut Builder<'_>, p: &str) -> Result<ScanForm> {

@@ -27,18 +27,10 @@ pub(crate) fn listed_windows(
     sliding_by_default: impl Fn(usize) -> bool,
 ) -> Result<Vec<Option<u32>>> {
     let (layers, window) = (config.number("num_hidden_layers")?, common_window(config)?);
-    let Some(types) = config.texts("layer_types")? else {
-        return Ok((0..layers).map(|i| window.filter(|_| sliding_by_default(i))).collect());
-    };
-    if types.len() != layers {
-        return Err(config.bad("layer_types", format!("has {} entries for {layers} layers", types.len())));
-    }
-    let of_type = |kind: &str| match kind {
-        "full_attention" => Ok(None),
-        "sliding_attention" => Ok(window),
-        other => Err(config.bad("layer_types", format!("has {other:?}, which is not supported"))),
-    };
-    types.into_iter().map(of_type).collect()
+    let kinds = [("full_attention", None), ("sliding_attention", window)];
+    let listed = config.by_layer_kind("layer_types", layers, kinds)?;
+    let default = || (0..layers).map(|i| window.filter(|_| sliding_by_default(i))).collect();
+    Ok(listed.unwrap_or_else(default))
 }
 
 /// Qwen's rule: no sliding window unless `use_sliding_window`, and then from layer

@@ -143,6 +143,26 @@ impl<'a> Config<'a> {
         list.map(Some).ok_or_else(|| self.bad(key, "is not a list of strings"))
     }
 
+    /// The value of each layer's kind, from a list of `layers` kinds such as `layer_types`. `None`
+    /// if the key is absent.
+    pub(crate) fn by_layer_kind<T: Copy>(
+        &self,
+        key: &str,
+        layers: usize,
+        kinds: [(&str, T); 2],
+    ) -> Result<Option<Vec<T>>> {
+        let Some(names) = self.texts(key)? else { return Ok(None) };
+        if names.len() != layers {
+            return Err(self.bad(key, format!("has {} entries for {layers} layers", names.len())));
+        }
+        let value = |name: &str| {
+            let known = kinds.iter().find(|(kind, _)| *kind == name);
+            let unknown = || self.bad(key, format!("has {name:?}, which is not supported"));
+            known.map(|(_, value)| *value).ok_or_else(unknown)
+        };
+        names.into_iter().map(value).collect::<Result<Vec<_>>>().map(Some)
+    }
+
     /// A list of counts that may be 0.
     pub(crate) fn counts(&self, key: &str) -> Result<Vec<usize>> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };

@@ -1,22 +1,16 @@
 //! Builder methods for the ops of encoders: position and token-type lookups, LayerNorm with or
-//! without a bias, elementwise activations, pooling, and projections of pooled vectors.
+//! without a bias, elementwise activations, pooling.
 
 use crate::builder::Builder;
-use crate::error::{ProgramError, Result};
+use crate::error::Result;
 use crate::ir::elementwise::Elementwise;
 use crate::ir::lookup::LookupIndex;
 use crate::ir::op::{NormKind, Op};
 use crate::ir::pooling::Pooling;
 use crate::ir::value::{Holds, Rows, ValueId};
-use crate::ir::weight::{Matrix, Role};
+use crate::ir::weight::Role;
 
 impl Builder<'_> {
-    /// Appends an op that computes a row of `width` elements from each row of `x`.
-    fn push_rowwise(&mut self, x: ValueId, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
-        let rows = self.program.value(x).rows;
-        self.push(Holds::Numbers(width), rows, op)
-    }
-
     /// Looks up one row per token in the table `NAME.weight` of `entries` rows.
     pub(crate) fn lookup(&mut self, name: &str, entries: usize, index: LookupIndex) -> Result<ValueId> {
         let hidden = self.program.hidden;
@@ -41,15 +35,5 @@ impl Builder<'_> {
     /// Pools each sequence to one row.
     pub(crate) fn pool(&mut self, x: ValueId, pooling: Pooling) -> ValueId {
         self.push(Holds::Numbers(self.width(x)), Rows::Sampled, |out| Op::Pool { x, pooling, out })
-    }
-
-    /// Multiplies the rows of `x`, which are tokens or pooled vectors, by `matrix`.
-    pub(crate) fn project(&mut self, x: ValueId, matrix: Matrix) -> Result<ValueId> {
-        if self.width(x) != matrix.inputs {
-            let name = &self.program.weight(matrix.weight).name;
-            let why = format!("has {} inputs, but its operand has width {}", matrix.inputs, self.width(x));
-            return Err(ProgramError::config(name, why));
-        }
-        Ok(self.push_rowwise(x, matrix.outputs, |out| Op::Linear { x, matrix, out }))
     }
 }

@@ -16,7 +16,8 @@ use crate::error::{ProgramError, Result};
 use crate::ir::activation::Activation;
 use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::moe::{Experts, Routing};
-use crate::ir::op::{NormKind, NumberType, Op, Pairs};
+use crate::ir::number_type::NumberType;
+use crate::ir::op::{NormKind, Op, Pairs};
 use crate::ir::program::{Program, Purpose, Tap};
 use crate::ir::rope::{Rope, RopeId};
 use crate::ir::value::{Holds, Rows, Value, ValueId};
@@ -155,6 +156,12 @@ impl<'a> Builder<'a> {
         self.push(Holds::Numbers(width), Rows::Tokens, op)
     }
 
+    /// Appends an op that computes a row of `width` elements from each row of `x`.
+    fn push_rowwise(&mut self, x: ValueId, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
+        let rows = self.program.value(x).rows;
+        self.push(Holds::Numbers(width), rows, op)
+    }
+
     /// Width of one group (head) of a value; `what` is the config key to blame.
     pub(super) fn group(&self, value: ValueId, groups: usize, what: &str) -> Result<usize> {
         let width = self.width(value);
@@ -244,9 +251,10 @@ impl<'a> Builder<'a> {
         Ok(self.numbers(self.width(x), |out| Op::Norm { x, kind, weight, bias, eps, groups, out }))
     }
 
+    /// Multiplies the rows of `x`, which are tokens or pooled vectors, by `matrix`.
     pub(crate) fn linear(&mut self, x: ValueId, matrix: Matrix) -> Result<ValueId> {
         self.same(self.width(x), matrix.inputs, &self.program.weight(matrix.weight).name)?;
-        Ok(self.numbers(matrix.outputs, |out| Op::Linear { x, matrix, out }))
+        Ok(self.push_rowwise(x, matrix.outputs, |out| Op::Linear { x, matrix, out }))
     }
 
     pub(crate) fn group_linear(&mut self, x: ValueId, matrices: Matrices) -> Result<ValueId> {

@@ -14,6 +14,7 @@ pub(crate) struct Convolution {
     pub(crate) weight: WeightId,
     pub(crate) bias: Option<WeightId>,
     pub(crate) kernel: usize,
+    /// Whether SiLU follows.
     pub(crate) silu: bool,
 }
 
@@ -42,11 +43,21 @@ impl Builder<'_> {
         StateId(self.program.states.len() as u32 - 1)
     }
 
-    /// The weight of a convolution: `kernel` elements per channel.
-    pub(crate) fn conv_weight(&mut self, name: &str, channels: usize, kernel: usize) -> Result<WeightId> {
+    /// The weights of a convolution without an activation: `NAME.weight`, `kernel` elements per
+    /// channel, and `NAME.bias` if `bias` is set.
+    pub(crate) fn convolution(
+        &mut self,
+        name: &str,
+        channels: usize,
+        kernel: usize,
+        bias: bool,
+    ) -> Result<Convolution> {
         let squeezed = self.source.layout.ssm_tensors;
         let shape: &[usize] = if squeezed { &[channels, kernel] } else { &[channels, 1, kernel] };
-        self.weight(name, shape, Role::Recurrence)
+        let weight = self.weight(&format!("{name}.weight"), shape, Role::Recurrence)?;
+        let bias =
+            if bias { Some(self.weight(&format!("{name}.bias"), &[channels], Role::Bias)?) } else { None };
+        Ok(Convolution { weight, bias, kernel, silu: false })
     }
 
     /// RMSNorm over each of `groups` groups of a row, with one weight per element of the row.

@@ -41,6 +41,9 @@ pub(crate) enum Rule {
     Same { key: &'static str, config: &'static str, kind: Kind, absent: Absent },
     /// A config flag that is true if a file has a tensor; nothing is written.
     HasTensor { config: &'static str, tensor: &'static str },
+    /// A config flag that is true if any block `N` has the tensor `blk.N.{tensor}`; nothing is
+    /// written.
+    AnyBlockHas { config: &'static str, tensor: &'static str },
     /// A config value that published files share and GGUF has no key for; nothing is written.
     Implied { config: &'static str, value: Constant },
     /// Whatever is not a copy. The two functions are inverse to each other.
@@ -80,6 +83,10 @@ impl Rule {
                 }
             }
             Self::HasTensor { config, tensor } => reader.set(config, reader.has(tensor)),
+            Self::AnyBlockHas { config, tensor } => {
+                let found = (0..reader.blocks()).any(|block| reader.has(&format!("blk.{block}.{tensor}")));
+                reader.set(config, found);
+            }
             Self::Implied { config, value } => reader.set(config, value),
             Self::Code { read, .. } => read(reader)?,
         }
@@ -101,7 +108,7 @@ impl Rule {
                     }
                 }
             }
-            Self::HasTensor { .. } | Self::Implied { .. } => {}
+            Self::HasTensor { .. } | Self::AnyBlockHas { .. } | Self::Implied { .. } => {}
             Self::Code { write, .. } => write(writer)?,
         }
         Ok(())

@@ -5,8 +5,6 @@ use crate::gguf::reader::ConfigReader;
 use crate::gguf::rule::{Absent, Rule};
 use crate::gguf::writer::MetadataWriter;
 
-const EPSILON: &str = "attention.layer_norm_rms_epsilon";
-
 pub(crate) const SIZES: &[Rule] = &[
     Rule::count("embedding_length", "hidden_size", Absent::Fail),
     Rule::count("attention.head_count", "num_attention_heads", Absent::Fail),
@@ -19,12 +17,15 @@ pub(crate) const SIZES: &[Rule] = &[
 
 /// Metadata and config keys of the norm epsilons. Some hybrid models store the epsilon of their
 /// RMSNorms under the LayerNorm key.
-const EPSILONS: [(&str, &str); 2] =
-    [(EPSILON, "rms_norm_eps"), ("attention.layer_norm_epsilon", "layer_norm_eps")];
+const EPSILONS: [(&str, &str); 2] = [
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.layer_norm_epsilon", "layer_norm_eps"),
+];
 
 fn read_epsilon(r: &mut ConfigReader<'_>) -> Result<()> {
     let found = EPSILONS.into_iter().find_map(|(key, config)| Some((config, r.number(key)?)));
-    let (config, epsilon) = found.ok_or_else(|| ConfigReader::missing(EPSILON))?;
+    let missing = || ConfigReader::missing(&EPSILONS.map(|(key, _)| key).join(" or "));
+    let (config, epsilon) = found.ok_or_else(missing)?;
     r.set("rms_norm_eps", epsilon.clone());
     r.set(config, epsilon);
     Ok(())

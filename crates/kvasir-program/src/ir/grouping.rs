@@ -62,8 +62,8 @@ impl Program {
         let mut kinds = vec![LayerGroup::Full];
         kinds.extend(widths.iter().map(|width| LayerGroup::Window(*width)));
         let of_layer = self.layers.iter().map(|layer| {
-            let window = layer.window.filter(|_| layer.index_dim == 0);
-            let at = window.and_then(|window| widths.iter().position(|width| *width >= window));
+            let at =
+                layer.retained_window().and_then(|window| widths.iter().position(|width| *width >= window));
             at.map_or(0, |at| at as u8 + 1)
         });
         let of_layer: Vec<u8> = of_layer.collect();

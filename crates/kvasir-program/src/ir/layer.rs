@@ -41,6 +41,12 @@ impl LayerFacts {
         if self.value_in_key { 0 } else { self.kv_heads * self.value_dim }
     }
 
+    /// The sliding window, if rows before it may be discarded. `None` for full attention, for layers
+    /// with an indexer, which scores all tokens, and for bidirectional layers.
+    pub fn retained_window(&self) -> Option<u32> {
+        self.window.filter(|_| self.index_dim == 0 && self.lookahead == 0)
+    }
+
     /// All elements stored per token.
     pub fn width(&self) -> usize {
         self.key_width() + self.value_width() + self.index_dim

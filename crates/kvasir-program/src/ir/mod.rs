@@ -4,11 +4,13 @@
 //! Plain data. Knows no config and no checkpoint.
 
 pub(crate) mod activation;
+pub(crate) mod collective;
 pub(crate) mod elementwise;
 pub(crate) mod grouping;
 pub(crate) mod layer;
 pub(crate) mod lookup;
 pub(crate) mod moe;
+pub(crate) mod number_type;
 pub(crate) mod op;
 pub(crate) mod pooling;
 pub(crate) mod print;

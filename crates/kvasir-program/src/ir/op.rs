@@ -10,6 +10,7 @@
 //! Backends may fuse ops; the reference semantics are those of `kvasir-plain/src/run.rs`.
 
 use crate::ir::activation::Activation;
+use crate::ir::collective::Collective;
 use crate::ir::elementwise::Elementwise;
 use crate::ir::layer::LayerId;
 use crate::ir::lookup::LookupIndex;
@@ -43,36 +44,7 @@ pub enum NormKind {
     Layer,
 }
 
-/// Collective operations of tensor parallelism: how the ranks' partial rows become one row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Collective {
-    /// All-reduce, accumulated in rank order: each rank multiplied a slice of the inputs (row
-    /// parallel).
-    Sum,
-    /// All-gather in rank order: each rank computed a slice of the outputs (column parallel). Each
-    /// of `n` ranks holds `ceil(width / n)` elements of the result; the last ones may hold fewer.
-    Join,
-}
-
-/// The number type that the model's reference implementation gives an op's result.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NumberType {
-    /// IEEE binary32.
-    #[default]
-    F32,
-    /// IEEE binary16: 5 exponent bits.
-    F16,
-    /// bfloat16: 8 exponent bits.
-    Bf16,
-}
-
-/// One operation on rows. Each row is computed by itself; only [`Op::UpdateAndAttend`] and
-/// [`Op::SelectKeys`] read other rows, through the KV cache, and recurrent ops, through their
-/// states.
-///
-/// `groups` splits a row into equal parts (heads) that are treated alike.
+/// One operation on rows. `groups` splits a row into equal parts (heads) that are treated alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {

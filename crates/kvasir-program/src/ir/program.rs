@@ -5,7 +5,8 @@
 //! `Program::SCHEMA` versions the serialized form.
 
 use crate::ir::layer::LayerFacts;
-use crate::ir::op::{NumberType, Op};
+use crate::ir::number_type::NumberType;
+use crate::ir::op::Op;
 use crate::ir::recurrent::StateFacts;
 use crate::ir::rope::Rope;
 use crate::ir::value::{Holds, Value, ValueId};
@@ -105,8 +106,7 @@ impl Program {
     /// Sliding windows of the layers that may use a ring buffer instead of one row per position.
     /// Layers with an indexer and bidirectional layers are excluded.
     pub fn windows(&self) -> Vec<u32> {
-        let layers = self.layers.iter().filter(|layer| layer.index_dim == 0 && layer.lookahead == 0);
-        layers.filter_map(|layer| layer.window).collect()
+        self.layers.iter().filter_map(LayerFacts::retained_window).collect()
     }
 
     /// The weight of this id; panics if the id is from another program.

@@ -92,7 +92,7 @@ impl Pool {
     ) -> io::Result<Self> {
         let slots = slots.max(1);
         let ring = |facts: &LayerFacts| {
-            let window = facts.window.filter(|_| facts.index_dim == 0)?;
+            let window = facts.retained_window()?;
             let ring = window.saturating_add(longest_write?).saturating_sub(1);
             Some(ring).filter(|ring| (*ring as usize) < slots)
         };

@@ -35,6 +35,7 @@ pub(crate) static GEMMA4: Architecture = Architecture {
         ),
     ],
     renames: &[],
+    is_encoder: false,
     gguf: Gguf {
         names: &["gemma4"],
         written: |_| "gemma4",

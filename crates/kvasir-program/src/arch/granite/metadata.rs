@@ -2,8 +2,9 @@
 
 use crate::arch::granite::recurrent_layers;
 use crate::error::{ProgramError, Result};
+use crate::gguf::heads::{read_hybrid_layers, write_hybrid_layers};
 use crate::gguf::reader::ConfigReader;
-use crate::gguf::rule::{Absent, Constant, Rule, write_nothing};
+use crate::gguf::rule::{Absent, Constant, Rule};
 use crate::gguf::tensor_name::TensorName::{self, Irregular, Stem};
 use crate::gguf::transform::{StoredAs, Transform};
 use crate::gguf::writer::{MetadataValue, MetadataWriter};
@@ -79,7 +80,7 @@ pub(crate) const MAMBA: &[Rule] = &[
     Rule::count("ssm.group_count", "mamba_n_groups", Absent::Omit),
     Rule::count("ssm.time_step_rank", "mamba_n_heads", Absent::Omit),
     Rule::Code { read: read_expansion, write: write_expansion },
-    Rule::Code { read: read_conv_bias, write: write_nothing },
+    Rule::AnyBlockHas { config: "mamba_conv_bias", tensor: "ssm_conv1d.bias" },
 ];
 
 fn read_shared(r: &mut ConfigReader<'_>) -> Result<()> {
@@ -98,30 +99,11 @@ fn write_shared(w: &mut MetadataWriter<'_>) -> Result<()> {
 }
 
 fn read_kinds(r: &mut ConfigReader<'_>) -> Result<()> {
-    let key = "attention.head_count_kv";
-    let heads = r.uints(key).ok_or_else(|| ConfigReader::missing(key))?;
-    let kinds: Vec<_> = heads.iter().map(|n| if *n == 0 { "mamba" } else { "attention" }).collect();
-    let attending = heads.iter().copied().find(|n| *n > 0);
-    r.set("layer_types", kinds);
-    if let Some(count) = attending {
-        if heads.iter().any(|n| *n > 0 && *n != count) {
-            return Err(ProgramError::metadata(
-                key,
-                "differs between attention layers, which is not supported",
-            ));
-        }
-        r.set("num_key_value_heads", count);
-    }
-    Ok(())
+    read_hybrid_layers(r, "mamba", "attention")
 }
 
 fn write_kinds(w: &mut MetadataWriter<'_>) -> Result<()> {
-    let heads = w.config.size("num_key_value_heads")?;
-    let recurrent = recurrent_layers(w.config)?;
-    let all: Vec<usize> =
-        recurrent.iter().map(|is_recurrent| if *is_recurrent { 0 } else { heads }).collect();
-    w.counts("attention.head_count_kv", &all);
-    Ok(())
+    write_hybrid_layers(w, recurrent_layers)
 }
 
 /// `rope.scaling.finetuned = false` marks a hybrid model without RoPE.
@@ -153,11 +135,5 @@ fn read_expansion(r: &mut ConfigReader<'_>) -> Result<()> {
 fn write_expansion(w: &mut MetadataWriter<'_>) -> Result<()> {
     let inner = w.config.size("mamba_expand")? * w.config.size("hidden_size")?;
     w.count("ssm.inner_size", inner);
-    Ok(())
-}
-
-fn read_conv_bias(r: &mut ConfigReader<'_>) -> Result<()> {
-    let biased = (0..r.blocks()).any(|layer| r.has(&format!("blk.{layer}.ssm_conv1d.bias")));
-    r.set("mamba_conv_bias", biased);
     Ok(())
 }

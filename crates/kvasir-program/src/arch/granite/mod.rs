@@ -30,6 +30,7 @@ use crate::ir::value::ValueId;
 pub(crate) static GRANITE: Architecture = Architecture {
     classes: &[Class::text("GraniteMoeHybridForCausalLM", "granitemoehybrid")],
     renames: &[],
+    is_encoder: false,
     gguf: Gguf {
         names: &["granitehybrid", "granite", "granitemoe"],
         written,
@@ -62,16 +63,8 @@ pub(crate) static GRANITE: Architecture = Architecture {
 pub(crate) fn recurrent_layers(c: Config<'_>) -> Result<Vec<bool>> {
     let layers = c.number("num_hidden_layers")?;
     let key = if c.get("layer_types").is_some() { "layer_types" } else { "layers_block_type" };
-    let Some(types) = c.texts(key)? else { return Ok(vec![true; layers]) };
-    if types.len() != layers {
-        return Err(c.bad(key, format!("has {} entries for {layers} layers", types.len())));
-    }
-    let of_type = |kind: &str| match kind {
-        "mamba" => Ok(true),
-        "attention" => Ok(false),
-        other => Err(c.bad(key, format!("has {other:?}, which is not supported"))),
-    };
-    types.into_iter().map(of_type).collect()
+    let listed = c.by_layer_kind(key, layers, [("mamba", true), ("attention", false)])?;
+    Ok(listed.unwrap_or_else(|| vec![true; layers]))
 }
 
 fn target(b: &mut Builder<'_>) -> Result<()> {

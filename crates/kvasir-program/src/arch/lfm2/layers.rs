@@ -8,7 +8,6 @@ use crate::blocks::decoder::{Norms, stack};
 use crate::blocks::feed_forward::FeedForward;
 use crate::blocks::routed::Routed;
 use crate::builder::config::Config;
-use crate::builder::recurrent::Convolution;
 use crate::builder::rope_config::RopeConfig;
 use crate::builder::{Builder, Logits};
 use crate::error::Result;
@@ -29,16 +28,9 @@ pub(crate) const DENSE_NAMES: [&str; 3] = ["w1", "w3", "w2"];
 /// Whether each layer is a convolution.
 pub(crate) fn convolution_layers(c: Config<'_>) -> Result<Vec<bool>> {
     let layers = c.number("num_hidden_layers")?;
-    if let Some(types) = c.texts("layer_types")? {
-        if types.len() != layers {
-            return Err(c.bad("layer_types", format!("has {} entries for {layers} layers", types.len())));
-        }
-        let of_type = |kind: &str| match kind {
-            "conv" => Ok(true),
-            "full_attention" => Ok(false),
-            other => Err(c.bad("layer_types", format!("has {other:?}, which is not supported"))),
-        };
-        return types.into_iter().map(of_type).collect();
+    let kinds = [("conv", true), ("full_attention", false)];
+    if let Some(listed) = c.by_layer_kind("layer_types", layers, kinds)? {
+        return Ok(listed);
     }
     let attending = c.counts("full_attn_idxs")?;
     let absent = c.get("full_attn_idxs").is_none();
@@ -80,10 +72,8 @@ fn convolution(b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<ValueId> {
         |b: &mut Builder<'_>, n: usize| b.linear(x, all.slice_outputs(n * hidden..(n + 1) * hidden));
     let (b_gate, c_gate, u) = (projection(b, 0)?, projection(b, 1)?, projection(b, 2)?);
     let y = b.gate(b_gate, u, Activation::Identity)?;
-    let weight = b.conv_weight(&format!("{p}conv.weight"), hidden, kernel)?;
-    let bias_weight =
-        if bias { Some(b.weight(&format!("{p}conv.bias"), &[hidden], Role::Bias)?) } else { None };
-    let y = b.short_conv(y, Convolution { weight, bias: bias_weight, kernel, silu: false });
+    let conv = b.convolution(&format!("{p}conv"), hidden, kernel, bias)?;
+    let y = b.short_conv(y, conv);
     let y = b.gate(c_gate, y, Activation::Identity)?;
     let out = b.matrix(&format!("{p}out_proj"), hidden, hidden, bias, Role::Matrix)?;
     b.linear(y, out)

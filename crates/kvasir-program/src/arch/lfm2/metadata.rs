@@ -2,7 +2,8 @@
 
 use crate::arch::config_defaults::{fill, is_missing};
 use crate::arch::lfm2::layers::convolution_layers;
-use crate::error::{ProgramError, Result};
+use crate::error::Result;
+use crate::gguf::heads::{read_hybrid_layers, write_hybrid_layers};
 use crate::gguf::reader::ConfigReader;
 use crate::gguf::rule::{Absent, Rule};
 use crate::gguf::tensor_name::TensorName::{self, Irregular, Outside, Stem};
@@ -40,30 +41,12 @@ pub(crate) const KINDS: &[Rule] = &[
     Rule::count("shortconv.l_cache", "conv_L_cache", Absent::Fail),
 ];
 
-const KV_HEADS: &str = "attention.head_count_kv";
-
 fn read_kinds(r: &mut ConfigReader<'_>) -> Result<()> {
-    let heads = r.uints(KV_HEADS).ok_or_else(|| ConfigReader::missing(KV_HEADS))?;
-    let kinds: Vec<_> = heads.iter().map(|n| if *n == 0 { "conv" } else { "full_attention" }).collect();
-    r.set("layer_types", kinds);
-    if let Some(count) = heads.iter().copied().find(|n| *n > 0) {
-        if heads.iter().any(|n| *n > 0 && *n != count) {
-            let why = "differs between attention layers, which is not supported";
-            return Err(ProgramError::metadata(KV_HEADS, why));
-        }
-        r.set("num_key_value_heads", count);
-    }
-    Ok(())
+    read_hybrid_layers(r, "conv", "full_attention")
 }
 
 fn write_kinds(w: &mut MetadataWriter<'_>) -> Result<()> {
-    let heads = w.config.size("num_key_value_heads")?;
-    let all: Vec<usize> = convolution_layers(w.config)?
-        .iter()
-        .map(|is_convolution| if *is_convolution { 0 } else { heads })
-        .collect();
-    w.counts(KV_HEADS, &all);
-    Ok(())
+    write_hybrid_layers(w, convolution_layers)
 }
 
 /// Fills in the RMSNorm epsilon, from either of its older keys, whether the LM head is tied, and

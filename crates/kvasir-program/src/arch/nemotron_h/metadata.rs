@@ -47,6 +47,7 @@ pub(crate) const MAMBA: &[Rule] = &[
     Rule::count("ssm.group_count", "n_groups", Absent::Fail),
     Rule::count("ssm.time_step_rank", "mamba_num_heads", Absent::Fail),
     Rule::Code { read: read_inner, write: write_inner },
+    Rule::AnyBlockHas { config: "use_conv_bias", tensor: "ssm_conv1d.bias" },
     Rule::Implied { config: "mlp_hidden_act", value: Constant::Text("relu2") },
 ];
 
@@ -117,8 +118,6 @@ fn write_kinds(w: &mut MetadataWriter<'_>) -> Result<()> {
 fn read_inner(r: &mut ConfigReader<'_>) -> Result<()> {
     let (inner, heads) = (r.required_uint("ssm.inner_size")?, r.required_uint("ssm.time_step_rank")?);
     r.set("mamba_head_dim", inner.checked_div(heads).unwrap_or(0));
-    let biased = (0..r.blocks()).any(|layer| r.has(&format!("blk.{layer}.ssm_conv1d.bias")));
-    r.set("use_conv_bias", biased);
     Ok(())
 }
 

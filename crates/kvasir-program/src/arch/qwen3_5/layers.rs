@@ -142,17 +142,10 @@ impl Layers {
 /// `full_attention_interval`-th.
 pub(crate) fn recurrent_layers(c: Config<'_>) -> Result<Vec<bool>> {
     let layers = c.number("num_hidden_layers")?;
-    let Some(types) = c.texts("layer_types")? else {
-        let interval = c.size_or("full_attention_interval", 4)?;
-        return Ok((1..=layers).map(|n| !n.is_multiple_of(interval)).collect());
-    };
-    if types.len() != layers {
-        return Err(c.bad("layer_types", format!("has {} entries for {layers} layers", types.len())));
+    let kinds = [("linear_attention", true), ("full_attention", false)];
+    if let Some(listed) = c.by_layer_kind("layer_types", layers, kinds)? {
+        return Ok(listed);
     }
-    let of_type = |kind: &str| match kind {
-        "linear_attention" => Ok(true),
-        "full_attention" => Ok(false),
-        other => Err(c.bad("layer_types", format!("has {other:?}, which is not supported"))),
-    };
-    types.into_iter().map(of_type).collect()
+    let interval = c.size_or("full_attention_interval", 4)?;
+    Ok((1..=layers).map(|n| !n.is_multiple_of(interval)).collect())
 }

@@ -6,9 +6,10 @@
 //!
 //! Replicated values are computed once in both.
 
+use crate::ir::collective::Collective;
 use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::moe::Experts;
-use crate::ir::op::{Collective, Op};
+use crate::ir::op::Op;
 use crate::ir::program::{Program, Shard};
 use crate::ir::value::{Holds, Value, ValueId};
 use crate::passes::split::cuts::{self, Partition};
