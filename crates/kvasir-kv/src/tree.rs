@@ -101,8 +101,7 @@ fn push_row(section: &mut Section, row: SingleSequenceRow, read_len: u32, mask: 
         mask,
         ..PlanRow::default()
     });
-    let moved = section.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
-    section.read_bound = read_len.max(moved);
+    section.read_bound = read_len.max(section.moved_bound());
 }
 
 impl Cache for TreeCache {

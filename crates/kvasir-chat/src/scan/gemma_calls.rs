@@ -4,13 +4,11 @@
 //! accepted as strings and keys as well, since a grammar may require them in nested values.
 
 use crate::scan::NamedCall;
-use serde_json::{Map, Value};
+use crate::scan::literals::{LiteralReader, MAX_DEPTH};
+use serde_json::Value;
 
 /// The token that starts and ends a string.
 pub(crate) const QUOTE: &str = "<|\"|>";
-
-/// Maximum nesting depth of an argument.
-const MAX_DEPTH: usize = 64;
 
 /// Parses the text between the markers of one call. `None` if it is not a call.
 pub(crate) fn calls(text: &str) -> Option<Vec<NamedCall>> {
@@ -21,7 +19,7 @@ pub(crate) fn calls(text: &str) -> Option<Vec<NamedCall>> {
         return None;
     }
     let mut reader = Reader { rest: arguments };
-    let arguments = reader.object(0)?;
+    let arguments = reader.map(0)?;
     reader.rest.trim().is_empty().then(|| vec![(name.to_owned(), arguments)])
 }
 
@@ -29,13 +27,9 @@ struct Reader<'a> {
     rest: &'a str,
 }
 
-impl<'a> Reader<'a> {
-    /// Skips white space, then consumes `mark` if it follows.
-    fn take(&mut self, mark: &str) -> bool {
-        self.rest = self.rest.trim_start();
-        let rest = self.rest.strip_prefix(mark);
-        self.rest = rest.unwrap_or(self.rest);
-        rest.is_some()
+impl<'a> LiteralReader<'a> for Reader<'a> {
+    fn rest(&mut self) -> &mut &'a str {
+        &mut self.rest
     }
 
     fn value(&mut self, depth: usize) -> Option<Value> {
@@ -48,8 +42,8 @@ impl<'a> Reader<'a> {
         }
         match self.rest.chars().next()? {
             '"' => self.json_string().map(Value::from),
-            '[' => self.array(depth),
-            '{' => self.object(depth),
+            '[' => self.items('[', ']', depth),
+            '{' => self.map(depth),
             _ => {
                 let end = self.rest.find(|c: char| c.is_whitespace() || ",]}".contains(c));
                 let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
@@ -57,20 +51,6 @@ impl<'a> Reader<'a> {
                 serde_json::from_str(word).ok()
             }
         }
-    }
-
-    /// A string between quote tokens.
-    fn quoted(&mut self) -> Option<&'a str> {
-        let (text, rest) = self.rest.strip_prefix(QUOTE)?.split_once(QUOTE)?;
-        self.rest = rest;
-        Some(text)
-    }
-
-    fn json_string(&mut self) -> Option<String> {
-        let mut values = serde_json::Deserializer::from_str(self.rest).into_iter::<String>();
-        let text = values.next()?.ok()?;
-        self.rest = &self.rest[values.byte_offset()..];
-        Some(text)
     }
 
     fn key(&mut self) -> Option<String> {
@@ -86,33 +66,21 @@ impl<'a> Reader<'a> {
         self.rest = rest;
         (!key.is_empty()).then(|| key.to_owned())
     }
+}
 
-    fn array(&mut self, depth: usize) -> Option<Value> {
-        self.take("[");
-        let mut items = Vec::new();
-        while !self.take("]") {
-            items.push(self.value(depth + 1)?);
-            if !self.take(",") && !self.rest.starts_with(']') {
-                return None;
-            }
-        }
-        Some(items.into())
+impl<'a> Reader<'a> {
+    /// A string between quote tokens.
+    fn quoted(&mut self) -> Option<&'a str> {
+        let (text, rest) = self.rest.strip_prefix(QUOTE)?.split_once(QUOTE)?;
+        self.rest = rest;
+        Some(text)
     }
 
-    fn object(&mut self, depth: usize) -> Option<Value> {
-        self.take("{");
-        let mut map = Map::new();
-        while !self.take("}") {
-            let key = self.key()?;
-            if !self.take(":") {
-                return None;
-            }
-            map.insert(key, self.value(depth + 1)?);
-            if !self.take(",") && !self.rest.starts_with('}') {
-                return None;
-            }
-        }
-        Some(Value::Object(map))
+    fn json_string(&mut self) -> Option<String> {
+        let mut values = serde_json::Deserializer::from_str(self.rest).into_iter::<String>();
+        let text = values.next()?.ok()?;
+        self.rest = &self.rest[values.byte_offset()..];
+        Some(text)
     }
 }
 

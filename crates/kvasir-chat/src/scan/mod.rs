@@ -12,5 +12,6 @@ pub(crate) type NamedCall = (String, Value);
 pub(crate) mod gemma_calls;
 pub(crate) mod hold_back;
 pub(crate) mod json_prefix;
+mod literals;
 pub(crate) mod python_calls;
 pub(crate) mod stop_regex;

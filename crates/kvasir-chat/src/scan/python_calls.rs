@@ -3,11 +3,9 @@
 
 use crate::scan::NamedCall;
 use crate::scan::json_prefix::ScannedName;
+use crate::scan::literals::{LiteralReader, MAX_DEPTH};
 use serde_json::{Map, Value};
 use std::str::CharIndices;
-
-/// Maximum nesting depth of an argument.
-const MAX_DEPTH: usize = 64;
 
 /// Parses `text` as calls only: a list, a single call, `print(call)`, or a JSON object with name
 /// and arguments. `None` if it is anything else.
@@ -49,14 +47,42 @@ struct Reader<'a> {
     rest: &'a str,
 }
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, mark: char) -> bool {
-        self.rest = self.rest.trim_start();
-        let rest = self.rest.strip_prefix(mark);
-        self.rest = rest.unwrap_or(self.rest);
-        rest.is_some()
+impl<'a> LiteralReader<'a> for Reader<'a> {
+    fn rest(&mut self) -> &mut &'a str {
+        &mut self.rest
     }
 
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        self.rest = self.rest.trim_start();
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        match self.rest.chars().next()? {
+            '"' | '\'' => self.text().map(Value::from),
+            '[' => self.items('[', ']', depth),
+            '(' => self.items('(', ')', depth),
+            '{' => self.map(depth),
+            _ => {
+                let end = self.rest.find(|c: char| c.is_whitespace() || ",)]}:".contains(c));
+                let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+                self.rest = rest;
+                match word {
+                    "True" | "true" => Some(true.into()),
+                    "False" | "false" => Some(false.into()),
+                    "None" | "null" => Some(Value::Null),
+                    number => serde_json::from_str::<Value>(number).ok().filter(Value::is_number),
+                }
+            }
+        }
+    }
+
+    fn key(&mut self) -> Option<String> {
+        self.rest = self.rest.trim_start();
+        self.text()
+    }
+}
+
+impl<'a> Reader<'a> {
     fn name(&mut self) -> Option<&'a str> {
         self.rest = self.rest.trim_start();
         let end = self.rest.find(|c: char| !(c.is_alphanumeric() || matches!(c, '_' | '.' | '-')));
@@ -83,65 +109,12 @@ impl<'a> Reader<'a> {
                 return None;
             }
             arguments.insert(key.to_owned(), self.value(0)?);
-            if !self.take(',') && !self.rest.starts_with(')') {
+            if !self.take_separator(')') {
                 return None;
             }
         }
         self.rest = self.rest.trim_start();
         Some((name.to_owned(), Value::Object(arguments)))
-    }
-
-    fn value(&mut self, depth: usize) -> Option<Value> {
-        self.rest = self.rest.trim_start();
-        if depth > MAX_DEPTH {
-            return None;
-        }
-        match self.rest.chars().next()? {
-            '"' | '\'' => self.text().map(Value::from),
-            '[' => self.items('[', ']', depth).map(Value::from),
-            '(' => self.items('(', ')', depth).map(Value::from),
-            '{' => self.map(depth),
-            _ => {
-                let end = self.rest.find(|c: char| c.is_whitespace() || ",)]}:".contains(c));
-                let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
-                self.rest = rest;
-                match word {
-                    "True" | "true" => Some(true.into()),
-                    "False" | "false" => Some(false.into()),
-                    "None" | "null" => Some(Value::Null),
-                    number => serde_json::from_str::<Value>(number).ok().filter(Value::is_number),
-                }
-            }
-        }
-    }
-
-    fn items(&mut self, open: char, close: char, depth: usize) -> Option<Vec<Value>> {
-        self.take(open);
-        let mut items = Vec::new();
-        while !self.take(close) {
-            items.push(self.value(depth + 1)?);
-            if !self.take(',') && !self.rest.starts_with(close) {
-                return None;
-            }
-        }
-        Some(items)
-    }
-
-    fn map(&mut self, depth: usize) -> Option<Value> {
-        self.take('{');
-        let mut map = Map::new();
-        while !self.take('}') {
-            self.rest = self.rest.trim_start();
-            let key = self.text()?;
-            if !self.take(':') {
-                return None;
-            }
-            map.insert(key, self.value(depth + 1)?);
-            if !self.take(',') && !self.rest.starts_with('}') {
-                return None;
-            }
-        }
-        Some(Value::Object(map))
     }
 
     fn text(&mut self) -> Option<String> {

@@ -5,6 +5,7 @@
 //! but still findable, evictable), *free*. `HashIndex` (paged) and `RadixIndex` (radix) implement
 //! it. An index must not know sequences, steps or reference counts.
 
+use crate::blocks::unpublished_anchors::UnpublishedAnchors;
 use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
@@ -88,10 +89,8 @@ pub trait Index: Send {
     }
     /// The anchor of a block, if it is published.
     fn anchor(&self, block: BlockId) -> Option<Anchor>;
-    /// Starts recording the anchors whose content lookups no longer find.
-    fn record_unpublished(&mut self);
-    /// Moves the recorded anchors to `into`.
-    fn take_unpublished(&mut self, into: &mut Vec<Anchor>);
+    /// The anchors whose content lookups no longer find.
+    fn unpublished_anchors(&mut self) -> &mut UnpublishedAnchors;
     /// Whether a block is published, and so must not be written.
     fn is_published(&self, block: BlockId) -> bool;
     /// How many leading blocks of the range are not published.

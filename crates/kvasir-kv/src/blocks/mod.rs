@@ -40,6 +40,7 @@ pub(crate) mod sequence;
 pub(crate) mod size;
 pub(crate) mod table;
 pub(crate) mod tree;
+pub(crate) mod unpublished_anchors;
 pub(crate) mod victims;
 
 pub use crate::blocks::index::{Found, Index, Offer, Unpinned};

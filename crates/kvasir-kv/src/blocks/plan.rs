@@ -39,8 +39,7 @@ impl<I: Index> BlockCache<I> {
         self.classify(section);
         if !self.moves.is_empty() {
             section.moves.extend_from_slice(self.moves.of(step));
-            let highest = section.moves.iter().map(|rows| rows.from.max(rows.to) + 1).max();
-            section.read_bound = section.read_bound.max(highest.unwrap_or(0));
+            section.read_bound = section.read_bound.max(section.moved_bound());
         }
         Ok(())
     }

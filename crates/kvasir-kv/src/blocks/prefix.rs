@@ -101,11 +101,11 @@ impl<I: Index> Anchors for BlockCache<I> {
     }
 
     fn record_unpublished(&mut self) {
-        self.ledger.index.record_unpublished();
+        self.ledger.index.unpublished_anchors().record();
     }
 
     fn take_unpublished(&mut self, into: &mut Vec<Anchor>) {
-        self.ledger.index.take_unpublished(into);
+        self.ledger.index.unpublished_anchors().take(into);
     }
 }
 

@@ -47,7 +47,6 @@ impl Cells {
         }
         self.writer.end(open);
         let section = &mut plan.full;
-        let moved = section.moves.iter().map(|m| m.from.max(m.to) + 1).max().unwrap_or(0);
         let mut bound = self.cells.high_water();
         if let ([row], [segment]) = (&flight.rows[..], &section.segments[..])
             && section.kind == PlanKind::Ragged
@@ -57,7 +56,7 @@ impl Cells {
             section.kind = PlanKind::Contiguous;
             bound = segment.len;
         }
-        section.read_bound = bound.max(moved);
+        section.read_bound = bound.max(section.moved_bound());
         Ok(())
     }
 

@@ -131,6 +131,11 @@ impl Section {
         self.read_bound = 0;
     }
 
+    /// Exclusive upper bound of the slots that `moves` read or write; 0 without moves.
+    pub(crate) fn moved_bound(&self) -> Slot {
+        self.moves.iter().map(|rows| rows.from.max(rows.to) + 1).max().unwrap_or(0)
+    }
+
     /// Every entry that `row` reads, in order of position: pool, slot, position. `row` must be of
     /// this section. Slow.
     pub fn entries<'a>(&'a self, row: &PlanRow) -> impl Iterator<Item = (PoolId, Slot, Position)> + 'a {

@@ -8,6 +8,7 @@
 
 mod conversation;
 mod device;
+mod model;
 
 use device::{Expected, State, StateDevice};
 use kvasir_kv::{
@@ -15,53 +16,8 @@ use kvasir_kv::{
     SeqId, StateConfig, StepId, Token, build,
 };
 use kvasir_testkit::Random;
+use model::{ClaimedRow, ClaimedStep, Model};
 use std::collections::{BTreeMap, VecDeque};
-
-/// The expected state of one sequence.
-#[derive(Clone, Debug, Default)]
-struct Model {
-    /// Claimed tokens.
-    tokens: Vec<Token>,
-    /// Tokens that are fed before random ones.
-    prompt: Vec<Token>,
-    salt: u64,
-    family: u32,
-    /// Positions at which steps had to store a checkpoint, including those of the sequence that it
-    /// was forked from.
-    due: Vec<Position>,
-    /// Number of tokens that the live state covers: all but drafts that were not replayed yet.
-    committed: Position,
-    /// Marks that no step has reached.
-    marks: Vec<Position>,
-}
-
-impl Model {
-    fn end(&self) -> Position {
-        self.tokens.len() as Position
-    }
-
-    fn truncate(&mut self, to: Position) {
-        self.tokens.truncate(to as usize);
-        self.committed = self.committed.min(to);
-        self.due.retain(|at| *at <= to);
-        self.marks.clear();
-    }
-}
-
-/// One row of a claimed step.
-struct ClaimedRow {
-    seq: SeqId,
-    /// The sequence before the claim.
-    before: Model,
-    /// Number of tokens fed, drafts included.
-    tokens: u32,
-    drafts: u32,
-}
-
-struct ClaimedStep {
-    step: StepId,
-    rows: Vec<ClaimedRow>,
-}
 
 /// A cache under random operations, with its model and device.
 struct Simulation {

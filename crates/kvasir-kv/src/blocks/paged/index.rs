@@ -19,6 +19,7 @@ use crate::blocks::hash::{BlockHashMap, hash_with, root_hash};
 use crate::blocks::index::{Found, Index, Offer};
 use crate::blocks::paged::announced::{Announced, PublishedBlock, ROOT};
 use crate::blocks::paged::lru::Lru;
+use crate::blocks::unpublished_anchors::UnpublishedAnchors;
 use crate::contract::error::CacheError;
 use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Token};
@@ -80,8 +81,8 @@ pub struct HashIndex {
     words: Vec<u64>,
     /// What the recorded KV events have announced, if recording is on.
     announced: Option<Box<Announced>>,
-    /// Anchors whose content no published block holds any more, if recording is on.
-    unpublished: Option<Vec<Anchor>>,
+    /// Anchors whose content no published block holds any more.
+    unpublished: UnpublishedAnchors,
 }
 
 impl HashIndex {
@@ -110,7 +111,7 @@ impl HashIndex {
             published: 0,
             words: Vec::new(),
             announced: None,
-            unpublished: None,
+            unpublished: UnpublishedAnchors::default(),
         })
     }
 
@@ -183,13 +184,11 @@ impl HashIndex {
     /// Forgets the content of a block.
     fn unlink(&mut self, block: BlockId) {
         let content = std::mem::take(&mut self.contents[block as usize]);
-        if let Some(unpublished) = &mut self.unpublished {
-            // Blocks of equal content are adjacent in the linked list.
-            let is_duplicate =
-                |other: BlockId| other != NONE && self.contents[other as usize].number == content.number;
-            if !is_duplicate(content.before) && !is_duplicate(content.after) {
-                unpublished.push(Anchor(content.number));
-            }
+        // Blocks of equal content are adjacent in the linked list.
+        let is_duplicate =
+            |other: BlockId| other != NONE && self.contents[other as usize].number == content.number;
+        if self.unpublished.is_recording() && !is_duplicate(content.before) && !is_duplicate(content.after) {
+            self.unpublished.extend([Anchor(content.number)]);
         }
         match (content.before, content.after) {
             (NONE, NONE) => {
@@ -274,12 +273,8 @@ impl Index for HashIndex {
         self.is_published(block).then(|| Anchor(self.contents[block as usize].number))
     }
 
-    fn record_unpublished(&mut self) {
-        self.unpublished.get_or_insert_default();
-    }
-
-    fn take_unpublished(&mut self, into: &mut Vec<Anchor>) {
-        self.unpublished.iter_mut().for_each(|anchors| into.append(anchors));
+    fn unpublished_anchors(&mut self) -> &mut UnpublishedAnchors {
+        &mut self.unpublished
     }
 
     fn is_published(&self, block: BlockId) -> bool {
@@ -370,10 +365,8 @@ impl Index for HashIndex {
         while let Some(block) = self.lru.next() {
             self.vacant.insert(block);
         }
-        if let Some(unpublished) = &mut self.unpublished {
-            let published = self.contents.iter().filter(|content| content.number != UNPUBLISHED);
-            unpublished.extend(published.map(|content| Anchor(content.number)));
-        }
+        let published = self.contents.iter().filter(|content| content.number != UNPUBLISHED);
+        self.unpublished.extend(published.map(|content| Anchor(content.number)));
         self.contents.fill(Content::default());
         self.heads.clear();
         self.published = 0;

@@ -11,6 +11,7 @@ use crate::blocks::queue::BlockQueue;
 use crate::blocks::radix::page_nodes::PageNodes;
 use crate::blocks::radix::tree::{NodeId, RadixTree, Reached};
 use crate::blocks::size::BlockSize;
+use crate::blocks::unpublished_anchors::UnpublishedAnchors;
 use crate::contract::error::CacheError;
 use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Token};
@@ -32,8 +33,8 @@ pub struct RadixIndex {
     free: BlockQueue,
     /// Scratch memory.
     pages: Vec<BlockId>,
-    /// Anchors of pages that left the tree, if recording is on.
-    unpublished: Option<Vec<Anchor>>,
+    /// Anchors of pages that left the tree.
+    unpublished: UnpublishedAnchors,
 }
 
 impl RadixIndex {
@@ -51,7 +52,7 @@ impl RadixIndex {
             used: vec![false; bound],
             free,
             pages: Vec::new(),
-            unpublished: None,
+            unpublished: UnpublishedAnchors::default(),
         })
     }
 
@@ -166,12 +167,8 @@ impl Index for RadixIndex {
         self.is_published(block).then(|| anchor_of(block))
     }
 
-    fn record_unpublished(&mut self) {
-        self.unpublished.get_or_insert_default();
-    }
-
-    fn take_unpublished(&mut self, into: &mut Vec<Anchor>) {
-        self.unpublished.iter_mut().for_each(|pages| into.append(pages));
+    fn unpublished_anchors(&mut self) -> &mut UnpublishedAnchors {
+        &mut self.unpublished
     }
 
     fn is_published(&self, block: BlockId) -> bool {
@@ -218,9 +215,7 @@ impl Index for RadixIndex {
                 break;
             }
             self.page_nodes.remove(&self.pages);
-            if let Some(unpublished) = &mut self.unpublished {
-                unpublished.extend(self.pages.iter().map(|&page| anchor_of(page)));
-            }
+            self.unpublished.extend(self.pages.iter().map(|&page| anchor_of(page)));
             runs(&self.pages).for_each(|run| self.free.push(run));
             evicted += self.pages.len() as u32;
         }
@@ -230,7 +225,7 @@ impl Index for RadixIndex {
     fn forget(&mut self) {
         self.tree.clear();
         self.page_nodes.clear(|page| {
-            self.unpublished.iter_mut().for_each(|pages| pages.push(anchor_of(page)));
+            self.unpublished.extend([anchor_of(page)]);
             if !self.used[page as usize] {
                 self.free.push(page..page + 1);
             }

@@ -10,7 +10,7 @@ impl StateGroup {
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut uses = vec![StateUses::default(); self.ledger.bound() as usize];
         let mut taken = Vec::new();
-        for (seq, sequence) in self.seqs.iter().flatten() {
+        for (seq, sequence) in self.seqs.iter() {
             let current =
                 || sequence.checkpoints.iter().filter(|checkpoint| self.ledger.is_current(checkpoint));
             current().for_each(|checkpoint| uses[checkpoint.slot as usize].owners += 1);

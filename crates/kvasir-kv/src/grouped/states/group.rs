@@ -24,6 +24,7 @@ use crate::grouped::states::checkpoint::Checkpoint;
 use crate::grouped::states::in_flight::{RowInFlight, StatesInFlight, StepInFlight};
 use crate::grouped::states::ledger::StateLedger;
 use crate::grouped::states::sequence::{CheckpointSpacing, LiveState, StateSequence};
+use crate::grouped::states::sequences::StateSequences;
 use crate::grouped::states::tail_pool::TailPool;
 
 /// The states of all sequences of a cache.
@@ -34,8 +35,7 @@ pub(crate) struct StateGroup {
     pub(super) spacing: CheckpointSpacing,
     pub(super) ledger: StateLedger,
     pub(super) tails: TailPool,
-    /// By index of the primary cache's ids.
-    pub(super) seqs: Vec<Option<(SeqId, StateSequence)>>,
+    pub(super) seqs: StateSequences,
     pub(super) in_flight: StatesInFlight,
     /// Scratch memory.
     positions: Vec<Position>,
@@ -53,7 +53,7 @@ impl StateGroup {
             spacing: CheckpointSpacing { block_size, interval },
             ledger: StateLedger::new(config.slots(), config.checkpoints),
             tails: TailPool::new(config.live),
-            seqs: Vec::new(),
+            seqs: StateSequences::default(),
             in_flight: StatesInFlight::default(),
             positions: Vec::new(),
             saves: Vec::new(),
@@ -69,14 +69,11 @@ impl StateGroup {
     }
 
     pub(crate) fn open(&mut self, seq: SeqId) {
-        if self.seqs.len() <= seq.index() {
-            self.seqs.resize_with(seq.index() + 1, || None);
-        }
-        self.seqs[seq.index()] = Some((seq, StateSequence::default()));
+        self.seqs.open(seq);
     }
 
     pub(crate) fn close(&mut self, seq: SeqId) {
-        let Some((_, sequence)) = self.seqs.get_mut(seq.index()).and_then(Option::take) else { return };
+        let Some(sequence) = self.seqs.close(seq) else { return };
         release_live(&mut self.ledger, sequence.live);
         release_checkpoints(&mut self.ledger, &sequence.checkpoints);
         sequence.tail.into_iter().for_each(|tail| self.tails.release(tail));
@@ -84,29 +81,19 @@ impl StateGroup {
 
     /// The ids of all sequences.
     pub(crate) fn ids(&self) -> impl Iterator<Item = SeqId> + '_ {
-        self.seqs.iter().flatten().map(|(seq, _)| *seq)
-    }
-
-    pub(super) fn get(&self, seq: SeqId) -> Result<&StateSequence, CacheError> {
-        let found = self.seqs.get(seq.index()).and_then(Option::as_ref).filter(|(id, _)| *id == seq);
-        found.map(|(_, sequence)| sequence).ok_or(CacheError::UnknownSequence(seq))
-    }
-
-    pub(super) fn get_mut(&mut self, seq: SeqId) -> Option<&mut StateSequence> {
-        let found = self.seqs.get_mut(seq.index()).and_then(Option::as_mut).filter(|(id, _)| *id == seq);
-        found.map(|(_, sequence)| sequence)
+        self.seqs.iter().map(|(seq, _)| *seq)
     }
 
     /// Number of tokens that a sequence's live state and tail cover: its claimed length.
     pub(crate) fn covered_len(&self, seq: SeqId) -> Result<Position, CacheError> {
-        self.get(seq).map(StateSequence::covered_len)
+        self.seqs.get(seq).map(StateSequence::covered_len)
     }
 
     /// Marks positions of a sequence. Seals the live state if its position is marked.
     pub(crate) fn mark(&mut self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
-        self.get(seq)?;
+        self.seqs.get(seq)?;
         let spacing = self.spacing;
-        if self.get_mut(seq).is_some_and(|sequence| sequence.mark(positions, spacing)) {
+        if self.seqs.get_mut(seq).is_some_and(|sequence| sequence.mark(positions, spacing)) {
             self.seal(seq);
         }
         Ok(())
@@ -115,12 +102,10 @@ impl StateGroup {
     /// Makes the live state a checkpoint, if the pool has room for one.
     pub(super) fn seal(&mut self, seq: SeqId) {
         let Self { ledger, seqs, .. } = self;
-        let Some((_, sequence)) = seqs.get_mut(seq.index()).and_then(Option::as_mut) else { return };
+        let Some(sequence) = seqs.get_mut(seq) else { return };
         let previous = sequence.last_checkpoint(Position::MAX, |checkpoint| ledger.is_current(checkpoint));
         let Some(live) = sequence.live.as_mut().filter(|live| !live.is_sealed) else { return };
-        if let Some(checkpoint) = ledger.seal(live.slot, live.position, previous.as_ref()) {
-            live.is_sealed = true;
-            ledger.pin(live.slot);
+        if let Some(checkpoint) = seal_live(ledger, live, previous.as_ref()) {
             sequence.insert(checkpoint);
         }
     }
@@ -129,7 +114,7 @@ impl StateGroup {
     pub(crate) fn check_claim(&self, rows: &[ClaimRow]) -> Result<(), CacheError> {
         let (mut tails, mut slots) = (0, 0);
         for row in rows {
-            let sequence = self.get(row.seq)?;
+            let sequence = self.seqs.get(row.seq)?;
             let live = sequence.live;
             // Drafts follow a live state; without one, the claim must create it.
             let has_live = live.is_some() || row.tokens > row.drafts;
@@ -164,7 +149,7 @@ impl StateGroup {
     /// Gives a row its tail and its slot `to`, and leases them.
     fn claim_row(&mut self, claim: &ClaimRow) -> Option<RowInFlight> {
         let Self { ledger, tails, seqs, .. } = self;
-        let (_, sequence) = seqs.get_mut(claim.seq.index())?.as_mut()?;
+        let sequence = seqs.get_mut(claim.seq)?;
         let (live_before, len_before) = (sequence.live, sequence.covered_len());
         let took_tail = sequence.tail.is_none();
         let tail = sequence.tail.or_else(|| tails.take())?;
@@ -205,7 +190,7 @@ impl StateGroup {
     fn store_checkpoints(&mut self, flight: &mut StepInFlight, index: usize) {
         let Self { ledger, seqs, positions, saves, spacing, .. } = self;
         let RowInFlight { seq, planned, live_before, .. } = flight.rows[index];
-        let Some((_, sequence)) = seqs.get_mut(seq.index()).and_then(Option::as_mut) else { return };
+        let Some(sequence) = seqs.get_mut(seq) else { return };
         let from = live_before.map_or(0, |live| live.position);
         let to = from + planned.commit;
         positions.clear();
@@ -217,12 +202,7 @@ impl StateGroup {
         for &position in positions.iter() {
             let previous = sequence.last_checkpoint(position, |checkpoint| ledger.is_current(checkpoint));
             let checkpoint = match &mut sequence.live {
-                Some(live) if position == to => {
-                    ledger.seal(live.slot, position, previous.as_ref()).inspect(|sealed| {
-                        live.is_sealed = true;
-                        ledger.pin(sealed.slot);
-                    })
-                }
+                Some(live) if position == to => seal_live(ledger, live, previous.as_ref()),
                 _ => ledger.store(position, previous.as_ref()).inspect(|stored| {
                     ledger.lease(stored.slot);
                     saves.push(StateSave { after: position - from, slot: stored.slot });
@@ -268,8 +248,7 @@ impl StateGroup {
     /// Restores the live state and the tail that a sequence had before a canceled claim.
     fn restore(&mut self, row: &RowInFlight) {
         let Self { ledger, tails, seqs, .. } = self;
-        let found = seqs.get_mut(row.seq.index()).and_then(Option::as_mut).filter(|(id, _)| *id == row.seq);
-        let Some((_, sequence)) = found else { return };
+        let Some(sequence) = seqs.get_mut(row.seq) else { return };
         let position = row.live_before.map_or(0, |live| live.position);
         if row.planned.commit > 0 {
             release_live(ledger, sequence.live);
@@ -316,7 +295,7 @@ impl StateGroup {
 
     /// The greatest length up to `to` at which the sequence has a state. Length 0 always has one.
     pub(crate) fn floor(&self, seq: SeqId, to: Position) -> Result<Position, CacheError> {
-        let sequence = self.get(seq)?;
+        let sequence = self.seqs.get(seq)?;
         match sequence.live {
             Some(live) if live.position <= to => Ok(to.min(live.position + live.tail_len)),
             _ => {
@@ -331,10 +310,10 @@ impl StateGroup {
         for row in self.in_flight.rows_of(seq) {
             row.is_restorable &= row.len_before < to;
         }
-        let live = self.get(seq).ok().and_then(|sequence| sequence.live);
+        let live = self.seqs.get(seq).ok().and_then(|sequence| sequence.live);
         if let Some(live) = live.filter(|live| live.position <= to) {
             let has_drafts = live.tail_len > 0;
-            if let Some(sequence) = self.get_mut(seq) {
+            if let Some(sequence) = self.seqs.get_mut(seq) {
                 sequence.live = Some(LiveState { tail_len: to - live.position, ..live });
             }
             // Without drafts, this is no rejection: the caller stops the sequence here.
@@ -344,7 +323,7 @@ impl StateGroup {
             return;
         }
         let Self { ledger, seqs, .. } = self;
-        let Some((_, sequence)) = seqs.get_mut(seq.index()).and_then(Option::as_mut) else { return };
+        let Some(sequence) = seqs.get_mut(seq) else { return };
         let last = sequence.last_checkpoint(to, |checkpoint| ledger.is_current(checkpoint));
         if let Some(last) = last {
             ledger.pin(last.slot);
@@ -353,34 +332,39 @@ impl StateGroup {
         release_live(ledger, sequence.live);
         truncate_checkpoints(ledger, &mut sequence.checkpoints, to);
         sequence.truncate_positions(to);
-        sequence.live = last.map(|last| LiveState {
-            slot: last.slot,
-            position: last.position,
-            tail_len: 0,
-            is_sealed: true,
-        });
+        sequence.live = last.map(LiveState::at_checkpoint);
         self.release_tail(seq);
     }
 
     /// Seals the live state if it is at a block boundary and the pool has room. Releases the tail
     /// of a sequence without an unsealed live state.
     fn seal_and_release_tail(&mut self, seq: SeqId) {
-        if self
-            .get(seq)
-            .is_ok_and(|sequence| sequence.covered_len() == self.spacing.floor(sequence.covered_len()))
-        {
+        let is_at_boundary = |len: Position| len == self.spacing.floor(len);
+        if self.covered_len(seq).is_ok_and(is_at_boundary) {
             self.seal(seq);
         }
-        if self.get(seq).is_ok_and(|sequence| sequence.live.is_none_or(|live| live.is_sealed)) {
+        if self.seqs.get(seq).is_ok_and(|sequence| sequence.live.is_none_or(|live| live.is_sealed)) {
             self.release_tail(seq);
         }
     }
 
     fn release_tail(&mut self, seq: SeqId) {
-        if let Some(tail) = self.get_mut(seq).and_then(|sequence| sequence.tail.take()) {
+        if let Some(tail) = self.seqs.get_mut(seq).and_then(|sequence| sequence.tail.take()) {
             self.tails.release(tail);
         }
     }
+}
+
+/// Makes a live state a checkpoint, which the next step reads. `None` if the pool has no room.
+fn seal_live(
+    ledger: &mut StateLedger,
+    live: &mut LiveState,
+    previous: Option<&Checkpoint>,
+) -> Option<Checkpoint> {
+    let checkpoint = ledger.seal(live.slot, live.position, previous)?;
+    live.is_sealed = true;
+    ledger.pin(live.slot);
+    Some(checkpoint)
 }
 
 /// Releases the reference of a sequence to its live state.

@@ -121,15 +121,11 @@ impl StateLedger {
     /// sequence's checkpoint before `position`. `None` if the pool is full and every evictable
     /// checkpoint has a higher retention value.
     pub(crate) fn store(&mut self, position: Position, previous: Option<&Checkpoint>) -> Option<Checkpoint> {
-        let previous = previous.filter(|previous| self.is_current(previous)).map(|previous| previous.slot);
-        let before = previous.and_then(|previous| self.slots[previous as usize].previous);
-        if !self.make_room(position, previous) {
-            return None;
-        }
+        let candidates = self.make_room(position, previous)?;
         let slot = self.free.first()?;
         self.free.remove(slot);
         self.slots[slot as usize].uses.owners = 1;
-        Some(self.set_checkpoint(slot, position, [previous, before]))
+        Some(self.set_checkpoint(slot, position, candidates))
     }
 
     /// Makes a live state a checkpoint. `None` under the condition of [`StateLedger::store`].
@@ -140,13 +136,11 @@ impl StateLedger {
         previous: Option<&Checkpoint>,
     ) -> Option<Checkpoint> {
         debug_assert_eq!(self.slots[slot as usize].role, Role::Live);
-        let previous = previous.filter(|previous| self.is_current(previous)).map(|previous| previous.slot);
-        let before = previous.and_then(|previous| self.slots[previous as usize].previous);
-        self.make_room(position, previous).then(|| self.set_checkpoint(slot, position, [previous, before]))
+        let candidates = self.make_room(position, previous)?;
+        Some(self.set_checkpoint(slot, position, candidates))
     }
 
-    /// Turns a slot into a checkpoint. `candidates` are the previous checkpoint and the one before
-    /// that: `make_room` may have evicted the first.
+    /// Turns a slot into a checkpoint. `candidates` are those that `make_room` returned.
     fn set_checkpoint(
         &mut self,
         slot: Slot,
@@ -182,20 +176,23 @@ impl StateLedger {
         self.slots[slot as usize] = StateSlot { role: Role::Live, uses, ..StateSlot::default() };
     }
 
-    /// Whether a new checkpoint may be stored. Evicts one of lower retention value if the maximum
-    /// is reached.
-    fn make_room(&mut self, position: Position, previous: Option<Slot>) -> bool {
+    /// Makes room for a new checkpoint: evicts one of lower retention value if the maximum is
+    /// reached. Returns the candidates for its previous checkpoint: `previous`, which this may have
+    /// evicted, and the one before that. `None` if there is no room.
+    fn make_room(&mut self, position: Position, previous: Option<&Checkpoint>) -> Option<[Option<Slot>; 2]> {
+        let previous = previous.filter(|previous| self.is_current(previous)).map(|previous| previous.slot);
+        let candidates = [previous, previous.and_then(|previous| self.slots[previous as usize].previous)];
         if self.checkpoints < self.max_checkpoints {
-            return true;
+            return Some(candidates);
         }
-        let Some(victim) = self.find_victim() else { return false };
+        let victim = self.find_victim()?;
         let from = previous.map_or(0, |previous| self.slots[previous as usize].position);
         let value = RetentionValue { recompute: self.costs.recompute(from, position), age: 0 };
         if value < self.retention_value(victim) {
-            return false;
+            return None;
         }
         self.evict(victim);
-        true
+        Some(candidates)
     }
 
     /// The evictable checkpoint of the lowest retention value; of equal ones the oldest. Linear in

@@ -11,7 +11,7 @@
 //! 2. `ledger`: reference counts and anchors of the slots, and the eviction of checkpoints.
 //! 3. `tail_pool`: allocates the tails, one per sequence with a live state.
 //! 4. `sequence`: the live state, checkpoints and marks of a sequence, and where its steps store
-//!    checkpoints.
+//!    checkpoints; `sequences` finds it by id.
 //! 5. `in_flight`: the rows of steps in flight.
 //! 6. `group`: the cache operations on the states of all sequences; `sharing` has those on shared
 //!    checkpoints, `check` the consistency check.
@@ -24,5 +24,6 @@ pub(crate) mod group;
 pub(crate) mod in_flight;
 pub(crate) mod ledger;
 pub(crate) mod sequence;
+pub(crate) mod sequences;
 mod sharing;
 pub(crate) mod tail_pool;

@@ -26,6 +26,14 @@ pub(crate) struct LiveState {
     pub(crate) is_sealed: bool,
 }
 
+impl LiveState {
+    /// The live state of a sequence that continues from a checkpoint.
+    pub(crate) fn at_checkpoint(checkpoint: Checkpoint) -> Self {
+        let Checkpoint { position, slot, .. } = checkpoint;
+        Self { slot, position, tail_len: 0, is_sealed: true }
+    }
+}
+
 /// Block size, and the distance of regular checkpoints.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckpointSpacing {
@@ -151,12 +159,7 @@ impl StateSequence {
     /// A sequence that continues from the last of these checkpoints. `source` is the sequence that
     /// it is forked from, whose recent boundaries it takes over.
     pub(crate) fn from_checkpoints(checkpoints: Vec<Checkpoint>, source: Option<&Self>) -> Self {
-        let live = checkpoints.last().map(|last| LiveState {
-            slot: last.slot,
-            position: last.position,
-            tail_len: 0,
-            is_sealed: true,
-        });
+        let live = checkpoints.last().copied().map(LiveState::at_checkpoint);
         let recent = source.map_or([None; 2], |source| source.recent);
         let mut sequence = Self { live, checkpoints, recent, ..Self::default() };
         sequence.truncate_positions(sequence.covered_len());

@@ -12,11 +12,11 @@ impl StateGroup {
     /// First seals the live state if it covers at most `upto`. Returns the resulting length of
     /// `dst`.
     pub(crate) fn share_checkpoints(&mut self, src: SeqId, dst: SeqId, upto: Position) -> Position {
-        let live = self.get(src).ok().and_then(|sequence| sequence.live);
+        let live = self.seqs.get(src).ok().and_then(|sequence| sequence.live);
         if live.is_some_and(|live| live.position <= upto) {
             self.seal(src);
         }
-        let Ok(source) = self.get(src) else { return 0 };
+        let Ok(source) = self.seqs.get(src) else { return 0 };
         let last = source.last_checkpoint(upto, |checkpoint| self.ledger.is_current(checkpoint));
         let len = last.map_or(0, |last| last.position);
         let is_shared =
@@ -34,7 +34,7 @@ impl StateGroup {
             self.ledger.touch(checkpoint.slot);
         }
         sequence.live.iter().for_each(|live| self.ledger.pin(live.slot));
-        if let Some(target) = self.get_mut(seq) {
+        if let Some(target) = self.seqs.get_mut(seq) {
             *target = sequence;
         }
     }
@@ -57,7 +57,7 @@ impl StateGroup {
     pub(crate) fn link(&mut self, seq: SeqId, published: Position, anchor: impl Fn(u32) -> Option<Anchor>) {
         let block_size = self.spacing.block_size;
         let Self { ledger, seqs, .. } = self;
-        let Some((_, sequence)) = seqs.get_mut(seq.index()).and_then(Option::as_mut) else { return };
+        let Some(sequence) = seqs.get_mut(seq) else { return };
         let live_slot = sequence.live.map(|live| live.slot);
         for checkpoint in &mut sequence.checkpoints {
             // A fork may have sealed a live state inside a block.
