@@ -105,6 +105,18 @@ def two_servers(*options):
         yield servers
 
 
+def options(servers, policy, *more, command=()):
+    """The options of a router over these servers, as a function of its port."""
+    urls = [server.url for server in servers]
+
+    def listening(port):
+        # Routers of parallel tests must not have the same telemetry port.
+        listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+        return [*command, "--worker-urls", *urls, "--policy", policy, *listen, *more]
+
+    return listening
+
+
 @contextlib.contextmanager
 def router(program, options):
     """A router on a free port, with `options(port)`. Waits until it answers a chat, and yields its address."""

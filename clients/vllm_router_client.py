@@ -14,21 +14,11 @@ from routers import (
     check_prefixes,
     check_sessions,
     check_spread,
-    free_port,
+    options,
     router,
     two_servers,
 )
 from served import check
-
-
-def options(servers, policy, *more):
-    urls = [server.url for server in servers]
-
-    def listening(port):
-        listen = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-        return ["--worker-urls", *urls, "--policy", policy, *listen, *more]
-
-    return listening
 
 
 def event_options(servers):

@@ -23,7 +23,7 @@
 //! the same order.
 
 use crate::batch::{Batch, BatchRow, RowKind, StepKind};
-use crate::executor::{Abilities, Executor, Step, StepError};
+use crate::executor::{Abilities, Executor, Refused, Step, StepError};
 use kvasir_kv::{Layout, Lowering, Mask, Plan, PlanKind, PlanRow, PoolId, Segment, Slot, Span, StateRow};
 
 /// Token id that dummy rows feed.
@@ -51,13 +51,10 @@ impl Padding {
     /// Runs a dummy step of every batch size, or of one row if there is none, so that the first
     /// request does not wait for what a first step does. No step may be in flight.
     pub fn warm_up<E: Executor>(&self, executor: &mut E) -> Result<(), StepError> {
-        let (abilities, mut lowering) = (executor.abilities(), Lowering::default());
+        let abilities = executor.abilities();
         let sizes = if self.batch_sizes.is_empty() { &[1][..] } else { &self.batch_sizes };
         for rows in sizes {
-            let mut step = Box::new(Step::dummy(*rows, self.dummy));
-            step.lower(&abilities, &mut lowering)?;
-            let pending = executor.submit(step).map_err(|refused| refused.error)?;
-            executor.wait(pending).1?;
+            Box::new(Step::dummy(*rows, self.dummy)).run_alone(executor, &abilities).1?;
         }
         Ok(())
     }
@@ -98,6 +95,22 @@ impl Step {
         padded.batch.kind = StepKind::Dummy;
         (0..rows).for_each(|_| padded.push_dummy(1, dummy));
         Self { batch: padded.batch, plan: padded.plan, ..Self::default() }
+    }
+
+    /// Runs a dummy step to its end on an executor with these abilities. No other step may be in
+    /// flight.
+    pub fn run_alone<E: Executor>(
+        mut self: Box<Self>,
+        executor: &mut E,
+        abilities: &Abilities,
+    ) -> (Box<Self>, Result<(), StepError>) {
+        if let Err(error) = self.lower(abilities, &mut Lowering::default()) {
+            return (self, Err(error));
+        }
+        match executor.submit(self) {
+            Ok(pending) => executor.wait(pending),
+            Err(Refused { step, error }) => (step, Err(error)),
+        }
     }
 }
 

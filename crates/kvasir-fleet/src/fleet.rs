@@ -392,8 +392,7 @@ impl ServingFleet<'_> {
         let is_ordered = state.is_ending;
         state.ended(why.clone());
         if !is_ordered {
-            let delay = state.restart_at.map(|at| at.saturating_duration_since(Instant::now()));
-            let seconds = delay.unwrap_or_default().as_secs_f64();
+            let seconds = state.restart_delay().as_secs_f64();
             let line =
                 format!("replica {replica}: its process has ended: {why}; restarting it in {seconds:.1} s");
             (self.workers.on_log)(true, &line);

@@ -40,6 +40,13 @@ impl Identity {
     }
 }
 
+/// Describes the difference between the versions of the front's and a process's message protocol,
+/// if they differ.
+pub(crate) fn protocol_difference(front: u32, process: u32) -> Option<String> {
+    (process != front)
+        .then(|| format!("it has message protocol version `{process}`, the front has `{front}`"))
+}
+
 /// Properties of a worker's engine, sent in its `Hello`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

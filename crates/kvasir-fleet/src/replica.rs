@@ -157,6 +157,11 @@ impl Replica {
         self.kill();
     }
 
+    /// Delay between the end of its last process and the restart.
+    pub(crate) fn restart_delay(&self) -> Duration {
+        self.delay
+    }
+
     /// Records that its process has ended, and schedules the restart: at once if it was told to
     /// exit, else after a delay.
     pub(crate) fn ended(&mut self, why: String) {

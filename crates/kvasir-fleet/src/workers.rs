@@ -5,12 +5,14 @@ use crate::error::FleetError;
 use crate::experts::create_experts_memory;
 use crate::front::{Front, WorkerMessage};
 use crate::kv_publisher::KvPublisher;
-use crate::message::{DropReason, Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode};
+use crate::message::{
+    DropReason, Facts, FromWorker, Header, Identity, PROTOCOL, ToWorker, decode, encode, protocol_difference,
+};
 use crate::replica::{Ended, Replica, WorkerCommand, WorkerStart};
 use crate::segment;
 use crate::transport::identity;
 use kvasir_engine::{Message, ReplicaPhase, ReplicaStatus, Role};
-use std::{fs::File, io, os::fd::AsRawFd, path::Path, time::Duration};
+use std::{fs::File, io, os::fd::AsRawFd, time::Duration};
 use tokio::{
     select,
     sync::mpsc::{UnboundedReceiver, UnboundedSender},
@@ -53,18 +55,11 @@ pub(crate) fn create_segments(roles: &[Role]) -> io::Result<Vec<Option<File>>> {
     roles.iter().map(|role| (*role == Role::Prefill).then(segment::create).transpose()).collect()
 }
 
-fn worker_start(directory: &Path, header: Header, experts_memory: Option<i32>) -> WorkerStart<'_> {
-    WorkerStart { directory, replica: header.replica, generation: header.generation, experts_memory }
-}
-
 impl Workers {
     /// Starts all processes and waits for their `Hello` messages.
     pub(crate) async fn start_all(&mut self) -> Result<Facts, FleetError> {
-        let descriptor = self.experts_memory.as_ref().map(AsRawFd::as_raw_fd);
-        for replica in &mut self.replicas {
-            let process =
-                self.command.build(&worker_start(self.directory.path(), replica.header, descriptor));
-            replica.start(process, self.ended_to.clone())?;
+        for index in 0..self.replicas.len() {
+            self.start(index)?;
         }
         let mut smallest: Option<Facts> = None;
         while self.replicas.iter().any(|replica| replica.phase != ReplicaPhase::Ready) {
@@ -85,6 +80,15 @@ impl Workers {
             }
         }
         Ok(smallest.unwrap_or_default())
+    }
+
+    /// Starts the process of a replica.
+    fn start(&mut self, index: usize) -> io::Result<()> {
+        let Header { replica, generation, .. } = self.replicas[index].header;
+        let directory = self.directory.path();
+        let experts_memory = self.experts_memory.as_ref().map(AsRawFd::as_raw_fd);
+        let process = self.command.build(&WorkerStart { directory, replica, generation, experts_memory });
+        self.replicas[index].start(process, self.ended_to.clone())
     }
 
     /// Answers a worker's `Hello`. Returns the replica if it is accepted, `None` if the message is
@@ -116,10 +120,8 @@ impl Workers {
             self.count_dropped(Some(header), DropReason::Malformed);
             return Ok(None);
         }
-        let difference = match protocol {
-            PROTOCOL => self.identity.difference(&identity),
-            other => Some(format!("it has message protocol version `{other}`, the front has `{PROTOCOL}`")),
-        };
+        let difference = protocol_difference(PROTOCOL, protocol);
+        let difference = difference.or_else(|| self.identity.difference(&identity));
         if let Some(why) = difference {
             self.write(replica, &ToWorker::Refused { why: why.clone() }).await;
             return Err(FleetError::Refused { replica, why });
@@ -234,20 +236,15 @@ impl Workers {
                 }
             }
         }
-        let descriptor = self.experts_memory.as_ref().map(AsRawFd::as_raw_fd);
         for index in 0..self.replicas.len() {
-            let replica = &mut self.replicas[index];
-            if replica.restart_at.is_none_or(|at| at > now) {
+            if self.replicas[index].restart_at.is_none_or(|at| at > now) {
                 continue;
             }
-            let process =
-                self.command.build(&worker_start(self.directory.path(), replica.header, descriptor));
-            let started = replica.start(process, self.ended_to.clone());
-            if let Err(error) = started {
+            if let Err(error) = self.start(index) {
                 (self.on_log)(true, &format!("replica {index} could not start: {error}"));
-                replica.ended(error.to_string());
+                self.replicas[index].ended(error.to_string());
                 self.kill_group_of(index);
-                if descriptor.is_some() {
+                if self.experts_memory.is_some() {
                     // The group restarts when all of its processes have ended.
                     return;
                 }

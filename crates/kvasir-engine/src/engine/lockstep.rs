@@ -14,8 +14,7 @@ use crate::engine::{Engine, Exit};
 use crate::request::finish::Fault;
 use crate::request::timings::Nanos;
 use crate::scheduler::coalescer::{Coalescer, Coalescing, LocalState, ReplicaState};
-use kvasir_exec::{Executor, Refused, Step};
-use kvasir_kv::Lowering;
+use kvasir_exec::{Executor, Step};
 
 /// The other replicas of a lockstep group. The executor of the engine joins their steps.
 pub trait Lockstep: Send {
@@ -85,12 +84,7 @@ impl<E: Executor> Engine<E> {
         }
         let mut step = Box::new(Step::dummy(0, 0));
         step.batch.step = self.core.allocate_step_id();
-        let lowered = step.lower(&self.abilities, &mut Lowering::default());
-        let (step, result) = match lowered.map(|_| self.executor.submit(step)) {
-            Ok(Ok(pending)) => self.executor.wait(pending),
-            Ok(Err(Refused { step, error })) => (step, Err(error)),
-            Err(error) => (Box::default(), Err(error)),
-        };
+        let (step, result) = step.run_alone(&mut self.executor, &self.abilities);
         let now = self.now();
         for observer in &mut self.observers {
             observer.joined(&self.core, &step, now);

@@ -39,16 +39,7 @@ impl ExpertGroupMember {
         let barrier = Self::increment(&self.barriers);
         self.endpoint.publish(ExchangeLayout::barriers(self.replica), barrier, self.others());
         for replica in self.others() {
-            let waited = self.endpoint.wait(|| {
-                let ahead =
-                    self.endpoint.load(ExchangeLayout::barriers(replica)).wrapping_sub(barrier) as i32;
-                match ahead {
-                    0 | 1 => Some(Ok(())),
-                    -1 => None,
-                    _ => Some(Err(out_of_step(replica, format!("it is {ahead} barriers ahead")))),
-                }
-            });
-            waited.map_err(|error| StepError::Lost(error.to_string()))??;
+            self.wait_for_count(replica, ExchangeLayout::barriers(replica), barrier, "barriers")?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 //! of step `n`. It is written after all replicas have begun step `n + 1`, and so have read the
 //! records of step `n`.
 
-use crate::experts::layout::{ExchangeLayout, JOIN_WORDS};
+use crate::experts::layout::JOIN_WORDS;
 use crate::experts::member::{ExpertGroupMember, locked};
 use crate::ranks::ring_error::RingError;
 use crate::ranks::sync::Ordering;
@@ -38,7 +38,7 @@ impl ExpertGroupMember {
         let mut states = locked(&self.other_states);
         states.clear();
         for replica in self.others() {
-            self.wait_for_step(layout, replica, step)?;
+            self.wait_for_count(replica, layout.begun(replica), step, "steps")?;
             let mut record = [0; JOIN_WORDS];
             // SAFETY: the record is published, and not overwritten before this replica's next step.
             unsafe { self.endpoint.memory.read(layout.join(replica, step), &mut record) };
@@ -48,14 +48,21 @@ impl ExpertGroupMember {
         Ok(())
     }
 
-    /// Waits until a replica has begun a step.
-    fn wait_for_step(&self, layout: &ExchangeLayout, replica: usize, step: u32) -> Result<(), StepError> {
+    /// Waits until the counter of `replica` at `line` has reached `count`. Fails if it differs from
+    /// `count` by more than one. `unit` names what it counts in the error.
+    pub(crate) fn wait_for_count(
+        &self,
+        replica: usize,
+        line: usize,
+        count: u32,
+        unit: &str,
+    ) -> Result<(), StepError> {
         let waited = self.endpoint.wait(|| {
-            let ahead = self.endpoint.load(layout.begun(replica)).wrapping_sub(step) as i32;
+            let ahead = self.endpoint.load(line).wrapping_sub(count) as i32;
             match ahead {
                 0 | 1 => Some(Ok(())),
                 -1 => None,
-                _ => Some(Err(out_of_step(replica, format!("it is {ahead} steps ahead")))),
+                _ => Some(Err(out_of_step(replica, format!("it is {ahead} {unit} ahead")))),
             }
         });
         waited.map_err(|error: RingError| StepError::Lost(error.to_string()))?

@@ -65,6 +65,12 @@ impl Jobs {
         self.loads.get(process).copied().unwrap_or_default()
     }
 
+    /// Whether a process is ready and has jobs.
+    pub(super) fn has_work(&self, process: usize) -> bool {
+        let load = self.load(process);
+        load.is_ready && load.jobs > 0
+    }
+
     /// Adds a job under a new id.
     pub(super) fn add(&mut self, id: u64, work: Work, reply: Reply) {
         self.open.insert(id, OpenJob { work, reply, process: None, losses: 0 });

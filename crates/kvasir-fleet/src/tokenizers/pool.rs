@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use crate::message::{Header, Identity};
+use crate::message::{Header, Identity, protocol_difference};
 use crate::replica::{Ended, Replica};
 use crate::tokenizers::client::TokenizerClient;
 use crate::tokenizers::error::TokenizerError;
@@ -186,13 +186,10 @@ impl Supervisor {
 
     async fn serve(&mut self, mut commands: UnboundedReceiver<PoolCommand>) {
         loop {
-            let has_work = (0..self.processes.len()).any(|index| self.has_work(index));
+            let has_work = (0..self.processes.len()).any(|index| self.jobs.has_work(index));
             self.watchdog.arm(has_work, Instant::now());
-            let due = self
-                .processes
-                .iter()
-                .flat_map(|process| [process.replica.restart_at, process.replica.kill_at]);
-            let due = due.flatten().chain(self.watchdog.due()).min();
+            let restarts = self.processes.iter().filter_map(|process| process.replica.restart_at);
+            let due = restarts.chain(self.watchdog.due()).min();
             let command = select! {
                 command = commands.recv() => Some(command.unwrap_or(PoolCommand::Exit)),
                 Some(received) = self.received.recv() => {
@@ -227,12 +224,6 @@ impl Supervisor {
         }
     }
 
-    /// Whether a process that is ready has jobs.
-    fn has_work(&self, index: usize) -> bool {
-        let load = self.jobs.load(index);
-        load.is_ready && load.jobs > 0
-    }
-
     fn cancel(&mut self, id: u64) {
         if let Some(link) = self.jobs.cancel(id).and_then(|index| self.processes[index].link.as_mut()) {
             link.send(&ToTokenizer::<Work>::Cancel { id });
@@ -264,12 +255,8 @@ impl Supervisor {
         self.watchdog.record_progress(index);
         match message {
             FromTokenizer::Hello { protocol, identity } => {
-                let difference = match protocol {
-                    PROTOCOL => self.config.identity.difference(&identity),
-                    other => {
-                        Some(format!("it has message protocol version `{other}`, the front has `{PROTOCOL}`"))
-                    }
-                };
+                let difference = protocol_difference(PROTOCOL, protocol);
+                let difference = difference.or_else(|| self.config.identity.difference(&identity));
                 if let Some(why) = difference {
                     process.send(&ToTokenizer::Refused { why: why.clone() });
                     return Err(TokenizerError::Refused { why });
@@ -304,10 +291,7 @@ impl Supervisor {
     }
 
     fn kill_hung(&mut self) {
-        let mut watchdog = std::mem::take(&mut self.watchdog);
-        let hung = watchdog.poll(Instant::now(), |index| self.has_work(index));
-        self.watchdog = watchdog;
-        for index in hung {
+        for index in self.watchdog.poll(Instant::now(), |index| self.jobs.has_work(index)) {
             let seconds = self.watchdog.timeout_seconds();
             let line = format!(
                 "tokenizer process {index} has jobs and has sent nothing for {seconds:.0} s; killing it"
@@ -326,8 +310,7 @@ impl Supervisor {
         }
         process.link = None;
         process.replica.ended(why.clone());
-        let delay = process.replica.restart_at.map(|at| at.saturating_duration_since(Instant::now()));
-        let seconds = delay.unwrap_or_default().as_secs_f64();
+        let seconds = process.replica.restart_delay().as_secs_f64();
         let line = format!("tokenizer process {index} has ended: {why}; restarting it in {seconds:.1} s");
         (self.config.on_log)(true, &line);
         self.jobs.process_lost(index);

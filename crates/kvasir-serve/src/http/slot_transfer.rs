@@ -40,116 +40,151 @@ pub(crate) struct TransferSize {
     pub(crate) bytes: u64,
 }
 
-/// Saves the content of a slot to a file.
-pub(super) async fn save(
-    files: &SlotFiles,
-    app: &Arc<App>,
-    key: u64,
-    content: SlotContent,
-    path: PathBuf,
-) -> Result<TransferSize, ApiError> {
-    let _guard = files.transfer_lock.lock().await;
-    let SlotContent { tokens, final_len } = content;
-    let exportable = (tokens.len() as u32).min(final_len.saturating_sub(MIN_OUTPUT_TOKENS));
-    let block_size = files.exports.block_size;
-    let header = KvFileHeader {
-        kv_fingerprint: files.kv_fingerprint,
-        layout: files.exports.layout.clone(),
-        block_size,
-        final_len,
-        prefix_salt: (app.model.facts.prefix_salt)(final_len),
-        tokens: tokens.to_vec(),
-        row_count: exportable / block_size * block_size,
-    };
-    charge_tokens(app, key, header.row_count)?;
-    let (saved_tokens, chunks) = (header.row_count, header.chunks());
-    let mut output = run_blocking(move || SlotFileWriter::create(&path, &header)).await?;
-    for chunk in chunks {
-        output = export_chunk(files, app, key, &tokens, final_len, chunk, output).await?;
-    }
-    let bytes = run_blocking(move || output.finish()).await?;
-    Ok(TransferSize { tokens: saved_tokens, bytes })
+/// Saves and restores slots of one API key.
+pub(super) struct SlotTransfer<'a> {
+    pub(super) app: &'a Arc<App>,
+    pub(super) files: &'a SlotFiles,
+    pub(super) key: u64,
 }
 
-/// Exports the rows of a chunk to the file. Recomputes K/V that is no longer cached.
-async fn export_chunk(
-    files: &SlotFiles,
-    app: &Arc<App>,
-    key: u64,
-    tokens: &[Token],
-    final_len: u32,
-    chunk: Range<u32>,
-    mut output: SlotFileWriter,
-) -> Result<SlotFileWriter, ApiError> {
-    let mut submission = slot_request(app, key, tokens[..chunk.end as usize].to_vec(), final_len)?;
-    submission.request.params.hand_off = Some(chunk.start);
-    let mut exports = files.exports.subscribe();
-    let mut stream = app.host.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
-    let (mut received, mut written, mut ended) = (RequestOutput::default(), chunk.start, false);
-    while written < chunk.end {
-        let export = tokio::select! {
-            biased;
-            export = exports.recv() => export,
-            result = stream.next(&mut received), if !ended => {
-                result?;
-                if let Some(summary) = received.ended.take() {
-                    failure(summary.finish).map_or(Ok(()), Err)?;
-                    ended = true;
+impl SlotTransfer<'_> {
+    /// Saves the content of a slot to a file.
+    pub(super) async fn save(&self, content: SlotContent, path: PathBuf) -> Result<TransferSize, ApiError> {
+        let Self { app, files, .. } = *self;
+        let _guard = files.transfer_lock.lock().await;
+        let SlotContent { ref tokens, final_len } = content;
+        let exportable = (tokens.len() as u32).min(final_len.saturating_sub(MIN_OUTPUT_TOKENS));
+        let block_size = files.exports.block_size;
+        let header = KvFileHeader {
+            kv_fingerprint: files.kv_fingerprint,
+            layout: files.exports.layout.clone(),
+            block_size,
+            final_len,
+            prefix_salt: (app.model.facts.prefix_salt)(final_len),
+            tokens: tokens.to_vec(),
+            row_count: exportable / block_size * block_size,
+        };
+        self.charge_tokens(header.row_count)?;
+        let (saved_tokens, chunks) = (header.row_count, header.chunks());
+        let mut output = run_blocking(move || SlotFileWriter::create(&path, &header)).await?;
+        for chunk in chunks {
+            output = self.export_chunk(&content, chunk, output).await?;
+        }
+        let bytes = run_blocking(move || output.finish()).await?;
+        Ok(TransferSize { tokens: saved_tokens, bytes })
+    }
+
+    /// Exports the rows of a chunk to the file. Recomputes K/V that is no longer cached.
+    async fn export_chunk(
+        &self,
+        content: &SlotContent,
+        chunk: Range<u32>,
+        mut output: SlotFileWriter,
+    ) -> Result<SlotFileWriter, ApiError> {
+        let prompt = content.tokens[..chunk.end as usize].to_vec();
+        let mut submission = self.slot_request(prompt, content.final_len)?;
+        submission.request.params.hand_off = Some(chunk.start);
+        let mut exports = self.files.exports.subscribe();
+        let mut stream = self.app.host.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
+        let (mut received, mut written, mut ended) = (RequestOutput::default(), chunk.start, false);
+        while written < chunk.end {
+            let export = tokio::select! {
+                biased;
+                export = exports.recv() => export,
+                result = stream.next(&mut received), if !ended => {
+                    result?;
+                    if let Some(summary) = received.ended.take() {
+                        failure(summary.finish).map_or(Ok(()), Err)?;
+                        ended = true;
+                    }
+                    continue;
                 }
+                () = sleep(EXPORT_TIMEOUT), if ended => None,
+            };
+            let export = export.ok_or_else(|| ApiError::failed("the engine exported no K and V"))?;
+            if export.tag != stream.tag() || export.tokens == 0 {
                 continue;
             }
-            () = sleep(EXPORT_TIMEOUT), if ended => None,
-        };
-        let export = export.ok_or_else(|| ApiError::failed("the engine exported no K and V"))?;
-        if export.tag != stream.tag() || export.tokens == 0 {
-            continue;
+            if export.start != written {
+                return Err(ApiError::failed("the engine exported K and V out of order"));
+            }
+            written += export.tokens;
+            output = run_blocking(move || output.write(&export.rows)).await?;
         }
-        if export.start != written {
-            return Err(ApiError::failed("the engine exported K and V out of order"));
-        }
-        written += export.tokens;
-        output = run_blocking(move || output.write(&export.rows)).await?;
+        Ok(output)
     }
-    Ok(output)
-}
 
-/// Restores the content of a slot from a file. Changes nothing if the file is refused.
-pub(super) async fn restore(
-    files: &SlotFiles,
-    app: &Arc<App>,
-    key: u64,
-    path: PathBuf,
-) -> Result<(SlotContent, TransferSize), ApiError> {
-    let _guard = files.transfer_lock.lock().await;
-    let (kv_fingerprint, exports) = (files.kv_fingerprint, files.exports.clone());
-    let mut file = run_blocking(move || open_verified(&path, kv_fingerprint, &exports)).await?;
-    let header = file.header().clone();
-    check_fits_model(app, &header)?;
-    charge_tokens(app, key, header.row_count)?;
-    let salt = app.prefix_salt(key, None, header.final_len);
-    for chunk in header.chunks() {
-        let rows;
-        let part = chunk.clone();
-        (file, rows) = run_blocking(move || {
-            let mut rows = Vec::new();
-            file.read_chunk(&part, &mut rows).map_err(restore_error)?;
-            Ok((file, rows))
-        })
-        .await?;
-        let tokens = header.tokens[..chunk.end as usize].to_vec();
-        app.host.import_kv(KvImport { salt, tokens, start: chunk.start, rows })?;
-        // A prefix lookup excludes the last token of the prompt.
-        let mut prompt = header.tokens[..chunk.end as usize].to_vec();
-        prompt.push(header.tokens.get(chunk.end as usize).copied().unwrap_or_default());
-        if cached_tokens(app, key, prompt, header.final_len).await? < chunk.end {
-            return Err(ApiError::unavailable(format!(
-                "the KV cache has no room for the {} tokens of the file at the moment",
-                header.row_count
-            )));
+    /// Restores the content of a slot from a file. Changes nothing if the file is refused.
+    pub(super) async fn restore(&self, path: PathBuf) -> Result<(SlotContent, TransferSize), ApiError> {
+        let Self { app, files, key } = *self;
+        let _guard = files.transfer_lock.lock().await;
+        let (kv_fingerprint, exports) = (files.kv_fingerprint, files.exports.clone());
+        let mut file = run_blocking(move || open_verified(&path, kv_fingerprint, &exports)).await?;
+        let header = file.header().clone();
+        check_fits_model(app, &header)?;
+        self.charge_tokens(header.row_count)?;
+        let salt = app.prefix_salt(key, None, header.final_len);
+        for chunk in header.chunks() {
+            let rows;
+            let part = chunk.clone();
+            (file, rows) = run_blocking(move || {
+                let mut rows = Vec::new();
+                file.read_chunk(&part, &mut rows).map_err(restore_error)?;
+                Ok((file, rows))
+            })
+            .await?;
+            let tokens = header.tokens[..chunk.end as usize].to_vec();
+            // A prefix lookup excludes the last token of the prompt.
+            let mut prompt = tokens.clone();
+            prompt.push(header.tokens.get(chunk.end as usize).copied().unwrap_or_default());
+            app.host.import_kv(KvImport { salt, tokens, start: chunk.start, rows })?;
+            if self.cached_tokens(prompt, header.final_len).await? < chunk.end {
+                return Err(ApiError::unavailable(format!(
+                    "the KV cache has no room for the {} tokens of the file at the moment",
+                    header.row_count
+                )));
+            }
+        }
+        let size = TransferSize { tokens: header.row_count, bytes: file.bytes() };
+        Ok((SlotContent { tokens: header.tokens.into(), final_len: header.final_len }, size))
+    }
+
+    /// Charges the tokens of a file to the key's rate limit, like those of a prompt.
+    fn charge_tokens(&self, tokens: u32) -> Result<(), ApiError> {
+        let charge = Charge { requests: 0, tokens: tokens.into() };
+        self.app.access.charge(self.key, charge, self.app.host.metrics())
+    }
+
+    /// A request for `prompt` whose K/V has the salt and the RoPE of a sequence of `final_len`
+    /// tokens.
+    fn slot_request(&self, prompt: Vec<Token>, final_len: u32) -> Result<Submission, ApiError> {
+        let Self { app, key, .. } = *self;
+        let facts = &app.model.facts;
+        let mut fields = SamplingFields::read(&Body::default().reader(), &facts.sampling, facts.vocab)?;
+        fields.length.max_tokens = Some(1);
+        fields.ignore_eos = true;
+        let used = prompt.len() as u32;
+        let mut submission = app.submission("id_slot", prompt, &fields, key)?;
+        submission.request.params.max_tokens = final_len.saturating_sub(used).max(1);
+        submission.request.params.salt = app.prefix_salt(key, None, final_len);
+        Ok(submission)
+    }
+
+    /// Number of cached tokens of a prompt, from the admission of a request that is then aborted.
+    async fn cached_tokens(&self, prompt: Vec<Token>, final_len: u32) -> Result<u32, ApiError> {
+        let submission = self.slot_request(prompt, final_len)?;
+        let mut stream = self.app.host.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
+        let mut output = RequestOutput::default();
+        loop {
+            stream.next(&mut output).await?;
+            if let Some(cached) = output.cached {
+                return Ok(cached);
+            }
+            if let Some(summary) = output.ended.take() {
+                return failure(summary.finish).map_or(Ok(summary.cached), Err);
+            }
         }
     }
-    let size = TransferSize { tokens: header.row_count, bytes: file.bytes() };
-    Ok((SlotContent { tokens: header.tokens.into(), final_len: header.final_len }, size))
 }
 
 impl App {
@@ -175,8 +210,7 @@ impl App {
         }
         let (key, count) = (request.params.key, self.slot_count(request.params.key));
         if fields.slot.is_some_and(|slot| slot >= count) {
-            let why = format!("`id_slot` must be a slot from 0 to {}", count.saturating_sub(1));
-            return Err(ApiError::param("id_slot", why));
+            return Err(no_such_slot("id_slot", count));
         }
         if fields.cache_salt.is_some() {
             return Ok(None);
@@ -187,50 +221,16 @@ impl App {
     }
 }
 
+/// The error for a slot number that is not below `count`.
+pub(super) fn no_such_slot(param: &str, count: u32) -> ApiError {
+    ApiError::param(param, format!("`{param}` must be a slot from 0 to {}", count.saturating_sub(1)))
+}
+
 /// Runs blocking file operations outside of the async runtime.
 async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     spawn_blocking(work).await.map_err(|_| ApiError::failed("the file operation failed"))?
-}
-
-/// Charges the tokens of a file to the key's rate limit, like those of a prompt.
-fn charge_tokens(app: &App, key: u64, tokens: u32) -> Result<(), ApiError> {
-    app.access.charge(key, Charge { requests: 0, tokens: tokens.into() }, app.host.metrics())
-}
-
-/// A request for `prompt` whose K/V has the salt and the RoPE of a sequence of `final_len` tokens.
-fn slot_request(app: &App, key: u64, prompt: Vec<Token>, final_len: u32) -> Result<Submission, ApiError> {
-    let facts = &app.model.facts;
-    let mut fields = SamplingFields::read(&Body::default().reader(), &facts.sampling, facts.vocab)?;
-    fields.length.max_tokens = Some(1);
-    fields.ignore_eos = true;
-    let used = prompt.len() as u32;
-    let mut submission = app.submission("id_slot", prompt, &fields, key)?;
-    submission.request.params.max_tokens = final_len.saturating_sub(used).max(1);
-    submission.request.params.salt = app.prefix_salt(key, None, final_len);
-    Ok(submission)
-}
-
-/// Number of cached tokens of a prompt, from the admission of a request that is then aborted.
-async fn cached_tokens(
-    app: &Arc<App>,
-    key: u64,
-    prompt: Vec<Token>,
-    final_len: u32,
-) -> Result<u32, ApiError> {
-    let submission = slot_request(app, key, prompt, final_len)?;
-    let mut stream = app.host.submit(vec![submission], 1)?.pop().ok_or_else(stopped)?;
-    let mut output = RequestOutput::default();
-    loop {
-        stream.next(&mut output).await?;
-        if let Some(cached) = output.cached {
-            return Ok(cached);
-        }
-        if let Some(summary) = output.ended.take() {
-            return failure(summary.finish).map_or(Ok(summary.cached), Err);
-        }
-    }
 }
 
 /// Checks that this server can continue the tokens of a file: context length, number of rows,

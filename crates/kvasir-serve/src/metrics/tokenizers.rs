@@ -17,14 +17,10 @@ pub(crate) fn tokenizer_processes(page: &mut TextExposition, tokenizers: &[Token
         "Whether the tokenizer process accepts jobs, 1 or 0.",
         gauge(|status| status.is_ready.into()),
     );
-    page.gauges(
-        "tokenizer_jobs",
-        "Jobs that the tokenizer process has not answered.",
-        gauge(|status| status.jobs),
-    );
+    page.gauges("tokenizer_jobs", "Pending jobs of the tokenizer process.", gauge(|status| status.jobs));
     page.counters(
         "tokenizer_completed_jobs_total",
-        "Jobs that the tokenizer process has answered.",
+        "Completed jobs of the tokenizer process.",
         labeled(|status| status.completed_jobs),
     );
     page.counters(

@@ -2,9 +2,8 @@
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
-use crate::memory_budget::TOKENIZING;
-use crate::model::tokenization::BYTES_PER_TEXT_BYTE;
-use crate::model::{LONG_TEXT, Model};
+use crate::model::Model;
+use crate::model::tokenization::hold_working_memory;
 use kvasir_formats::TextPair;
 use kvasir_kv::Token;
 
@@ -63,17 +62,8 @@ impl Model {
     /// truncated first. Returns an error soon after the client has disconnected.
     pub(crate) fn encode_pair(&self, query: &str, document: &str) -> Result<TextPair, ApiError> {
         let gone = RequestContext::current().gone.clone();
-        let mut memory = TOKENIZING.hold();
         let bytes = query.len() + document.len();
-        if bytes >= LONG_TEXT {
-            let most = TOKENIZING.tenant_bytes() / BYTES_PER_TEXT_BYTE;
-            if bytes > most {
-                let why =
-                    format!("query and document have {bytes} bytes; at most {most} are tokenized at once");
-                return Err(ApiError::too_long("documents", why));
-            }
-            memory.wait_to_grow(bytes * BYTES_PER_TEXT_BYTE, &gone)?;
-        }
+        let _memory = hold_working_memory("documents", "query and document have", bytes, &gone)?;
         let pair =
             self.chat.tokenizer().encode_pair_cancelable([query, document], self.max_text_tokens(), &gone);
         pair.map_err(|error| ApiError::param("documents", error.to_string()))

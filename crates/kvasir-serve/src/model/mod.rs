@@ -24,7 +24,7 @@ use std::{sync::Arc, time::SystemTime};
 
 /// Size in bytes from which a text is checked against the context before it is tokenized, and its
 /// tokenization is charged.
-pub(crate) const LONG_TEXT: usize = 64 << 10;
+const LONG_TEXT: usize = 64 << 10;
 
 /// Description of a model for lists and pages; nothing depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,15 +3,36 @@
 
 use crate::context::request_context::RequestContext;
 use crate::error::ApiError;
-use crate::memory_budget::TOKENIZING;
+use crate::memory_budget::{HeldMemory, TOKENIZING};
 use crate::model::{LONG_TEXT, Model};
 use kvasir_chat::{Detokenizer, DetokenizerState, RemoteTokenizer, RemoteTokenizerError};
 use kvasir_kv::Token;
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 /// Working memory of a tokenization per byte of text, measured with `tokenizers` on texts of one
 /// token per character.
-pub(crate) const BYTES_PER_TEXT_BYTE: usize = 176;
+const BYTES_PER_TEXT_BYTE: usize = 176;
+
+/// Holds the working memory to tokenize `bytes` bytes of the text that `subject` names; waits while
+/// other requests hold it. Fails if a tenant may not hold as much, or once the client of this
+/// request, `gone`, has disconnected.
+pub(super) fn hold_working_memory(
+    param: &str,
+    subject: &str,
+    bytes: usize,
+    gone: &AtomicBool,
+) -> Result<HeldMemory, ApiError> {
+    let mut memory = TOKENIZING.hold();
+    if bytes >= LONG_TEXT {
+        let most = TOKENIZING.tenant_bytes() / BYTES_PER_TEXT_BYTE;
+        if bytes > most {
+            let why = format!("{subject} {bytes} bytes; at most {most} are tokenized at once");
+            return Err(ApiError::too_long(param, why));
+        }
+        memory.wait_to_grow(bytes * BYTES_PER_TEXT_BYTE, gone)?;
+    }
+    Ok(memory)
+}
 
 impl Model {
     /// Tokenizes a text. Waits for working memory that other requests hold.
@@ -20,15 +41,7 @@ impl Model {
     /// of this request disconnects.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<Token>, ApiError> {
         let gone = RequestContext::current().gone.clone();
-        let mut memory = TOKENIZING.hold();
-        if text.len() >= LONG_TEXT {
-            let most = TOKENIZING.tenant_bytes() / BYTES_PER_TEXT_BYTE;
-            if text.len() > most {
-                let why = format!("`prompt` has {} bytes; at most {most} are tokenized at once", text.len());
-                return Err(ApiError::too_long("prompt", why));
-            }
-            memory.wait_to_grow(text.len() * BYTES_PER_TEXT_BYTE, &gone)?;
-        }
+        let _memory = hold_working_memory("prompt", "`prompt` has", text.len(), &gone)?;
         match &self.remote_tokenizer {
             Some(remote) => remote.encode(text, add_special, &gone).map_err(failure),
             None => {

@@ -168,6 +168,13 @@ pub(crate) struct Caller(pub(crate) u64);
 #[derive(Clone, Copy)]
 pub(crate) struct SeesAll(pub(crate) bool);
 
+impl SeesAll {
+    /// Rejects other callers.
+    pub(crate) fn check(self) -> Result<(), ApiError> {
+        if self.0 { Ok(()) } else { Err(ApiError::unauthorized()) }
+    }
+}
+
 /// Constant-time comparison: the time depends on the lengths alone.
 fn eq_constant_time(key: &[u8], presented: &[u8]) -> bool {
     let differ =

@@ -19,11 +19,8 @@ pub(crate) async fn list(State(app): State<Arc<App>>, Extension(Caller(key)): Ex
 }
 
 /// `GET /v1/admin/pins`
-pub(crate) async fn list_all(
-    State(app): State<Arc<App>>,
-    Extension(SeesAll(sees_all)): Extension<SeesAll>,
-) -> Answer {
-    check_admin(sees_all)?;
+pub(crate) async fn list_all(State(app): State<Arc<App>>, Extension(sees_all): Extension<SeesAll>) -> Answer {
+    sees_all.check()?;
     Ok(listed(&app, None))
 }
 
@@ -47,24 +44,20 @@ pub(crate) async fn delete(
 /// `DELETE /v1/admin/pins`
 pub(crate) async fn delete_all(
     State(app): State<Arc<App>>,
-    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+    Extension(sees_all): Extension<SeesAll>,
 ) -> Answer {
-    check_admin(sees_all)?;
+    sees_all.check()?;
     Ok(deleted(&app, None, None))
 }
 
 /// `DELETE /v1/admin/pins/{id}`
 pub(crate) async fn delete_any(
     State(app): State<Arc<App>>,
-    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+    Extension(sees_all): Extension<SeesAll>,
     Path(id): Path<String>,
 ) -> Answer {
-    check_admin(sees_all)?;
+    sees_all.check()?;
     delete_one(&app, &id, None)
-}
-
-fn check_admin(sees_all: bool) -> Result<(), ApiError> {
-    if sees_all { Ok(()) } else { Err(ApiError::unauthorized()) }
 }
 
 /// The pins of a key, or of all keys with their names.

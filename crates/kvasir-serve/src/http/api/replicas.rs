@@ -14,10 +14,7 @@ use std::sync::Arc;
 type Answer = Result<Json<Value>, ApiError>;
 
 /// `GET /v1/admin/replicas`: status and statistics of each replica, and the routing.
-pub(crate) async fn list(
-    State(app): State<Arc<App>>,
-    Extension(SeesAll(sees_all)): Extension<SeesAll>,
-) -> Answer {
+pub(crate) async fn list(State(app): State<Arc<App>>, Extension(sees_all): Extension<SeesAll>) -> Answer {
     let replicas = replicas(&app, sees_all)?;
     let metrics = app.host.metrics().replicas.as_ref();
     let entries = replicas.status().into_iter().map(|status| {
@@ -35,7 +32,7 @@ pub(crate) async fn list(
 /// `POST /v1/admin/replicas/{id}/drain`
 pub(crate) async fn drain(
     State(app): State<Arc<App>>,
-    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+    Extension(sees_all): Extension<SeesAll>,
     Path(id): Path<String>,
 ) -> Answer {
     let replicas = replicas(&app, sees_all)?;
@@ -45,17 +42,15 @@ pub(crate) async fn drain(
 /// `POST /v1/admin/replicas/{id}/restart`
 pub(crate) async fn restart(
     State(app): State<Arc<App>>,
-    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+    Extension(sees_all): Extension<SeesAll>,
     Path(id): Path<String>,
 ) -> Answer {
     let replicas = replicas(&app, sees_all)?;
     run_command(replicas, &id, "restarting", |replica| replicas.restart(replica))
 }
 
-fn replicas(app: &App, sees_all: bool) -> Result<&dyn Replicas, ApiError> {
-    if !sees_all {
-        return Err(ApiError::unauthorized());
-    }
+fn replicas(app: &App, sees_all: SeesAll) -> Result<&dyn Replicas, ApiError> {
+    sees_all.check()?;
     let none = || ApiError::not_found("id", "the server has no replicas: its engine runs in its own process");
     app.host.replicas().ok_or_else(none)
 }

@@ -9,7 +9,7 @@ use crate::http::app::App;
 use crate::http::body::read_body;
 use crate::http::query::Query;
 use crate::http::slot_files::SlotFiles;
-use crate::http::slot_transfer::{self, TransferSize};
+use crate::http::slot_transfer::{SlotTransfer, TransferSize, no_such_slot};
 use crate::request::fields::SLOT_ACTION;
 use crate::session::slots::{SlotBusy, SlotId};
 use axum::{
@@ -43,9 +43,8 @@ pub(crate) async fn run_action(
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let count = app.slot_count(owner);
-    let wrong =
-        || ApiError::param("id", format!("`id` must be a slot from 0 to {}", count.saturating_sub(1)));
-    let number = number.parse().ok().filter(|number| *number < count).ok_or_else(wrong)?;
+    let number = number.parse().ok().filter(|number| *number < count);
+    let number = number.ok_or_else(|| no_such_slot("id", count))?;
     let slot = SlotId { owner, number };
     match Query::parse(query.as_deref()).get("action") {
         Some("erase") => erase(&app, slot),
@@ -74,7 +73,8 @@ async fn save(app: &Arc<App>, slot: SlotId, request: Request) -> Result<Json<Val
         ApiError::conflict("id", format!("slot {} is empty: run a request in it first", slot.number))
     })?;
     let began = Instant::now();
-    let TransferSize { tokens, bytes } = slot_transfer::save(&files, app, slot.owner, content, path).await?;
+    let transfer = SlotTransfer { app, files: &files, key: slot.owner };
+    let TransferSize { tokens, bytes } = transfer.save(content, path).await?;
     Ok(Json(json!({
         "id_slot": slot.number, "filename": filename, "n_saved": tokens, "n_written": bytes,
         "timings": {"save_ms": elapsed_ms(began)},
@@ -85,8 +85,8 @@ async fn restore(app: &Arc<App>, slot: SlotId, request: Request) -> Result<Json<
     let (files, filename, path) = named_file(app, request).await?;
     app.slots.content(slot).map_err(|SlotBusy| busy(slot))?;
     let began = Instant::now();
-    let (content, TransferSize { tokens, bytes }) =
-        slot_transfer::restore(&files, app, slot.owner, path).await?;
+    let transfer = SlotTransfer { app, files: &files, key: slot.owner };
+    let (content, TransferSize { tokens, bytes }) = transfer.restore(path).await?;
     app.slots.replace(slot, Some(content)).map_err(|SlotBusy| busy(slot))?;
     Ok(Json(json!({
         "id_slot": slot.number, "filename": filename, "n_restored": tokens, "n_read": bytes,

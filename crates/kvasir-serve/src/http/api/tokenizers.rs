@@ -10,11 +10,9 @@ use std::sync::Arc;
 /// `GET /v1/admin/tokenizers`: status of each tokenizer process.
 pub(crate) async fn list(
     State(app): State<Arc<App>>,
-    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+    Extension(sees_all): Extension<SeesAll>,
 ) -> Result<Json<Value>, ApiError> {
-    if !sees_all {
-        return Err(ApiError::unauthorized());
-    }
+    sees_all.check()?;
     let none = || ApiError::not_found("id", "the server has no tokenizer processes: it tokenizes in its own");
     let data = app.model.tokenizer_status().ok_or_else(none)?;
     Ok(Json(json!({"object": "list", "data": data})))
