@@ -35,15 +35,15 @@ pub struct Figure {
     pub source: Source,
 }
 
+pub(crate) const fn measured(value: f64) -> Figure {
+    Figure { value, source: Source::Measured }
+}
+
+pub(crate) const fn published(value: f64, by: &'static str) -> Figure {
+    Figure { value, source: Source::Published(by) }
+}
+
 impl Figure {
-    pub(crate) const fn measured(value: f64) -> Self {
-        Self { value, source: Source::Measured }
-    }
-
-    pub(crate) const fn published(value: f64, by: &'static str) -> Self {
-        Self { value, source: Source::Published(by) }
-    }
-
     pub(crate) const fn given(value: f64) -> Self {
         Self { value, source: Source::User }
     }

@@ -4,20 +4,8 @@
 //! Every figure of a built-in machine was measured or published; a test checks this. Published peaks
 //! are those of data sheets, which no kernel reaches: times on such machines are lower bounds.
 
-use crate::figure::{Figure, Source};
+use crate::figure::{Figure, Source, measured, published};
 use crate::link::{Link, Links};
-
-const fn measured(value: f64) -> Figure {
-    Figure::measured(value)
-}
-
-const fn published(value: f64, by: &'static str) -> Figure {
-    Figure::published(value, by)
-}
-
-const fn given(value: f64) -> Figure {
-    Figure::given(value)
-}
 
 /// Number type of weights and of the products with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +128,7 @@ impl Machine {
 
     /// Peak arithmetic for its weights, in operations per second. Infinite without any figure.
     pub fn operations(&self) -> Figure {
-        self.arithmetic.of(self.weights).unwrap_or(given(f64::INFINITY))
+        self.arithmetic.of(self.weights).unwrap_or(Figure::given(f64::INFINITY))
     }
 
     /// The machine with weights of another type. The error names the types that it has.

@@ -111,7 +111,7 @@ impl Preset {
     pub fn slots(&self, share: f64) -> u32 {
         let Machine { memory, weights: stored, kv_bytes, .. } = self.machine;
         let shard = self.shard();
-        let weights = shard.layer_weights + shard.head_weights + self.shape.table_weights();
+        let weights = shard.weights() + self.shape.table_weights();
         let weights = weights * stored.bytes();
         let left = (memory.value - weights).max(0.0) * share;
         (left / (shard.kv_values * kv_bytes)) as u32

@@ -108,4 +108,9 @@ impl Shard {
             attention_operations: shape.attention_operations() * heads,
         }
     }
+
+    /// Weights that a forward pass reads.
+    pub(crate) fn weights(&self) -> f64 {
+        self.layer_weights + self.head_weights
+    }
 }

@@ -10,6 +10,7 @@
 //! Bytes and operations are those of the busiest rank. A single rank has no collectives.
 
 use crate::preset::Preset;
+use crate::shape::Shard;
 use crate::step_work::Load;
 use kvasir_exec::Step;
 
@@ -26,6 +27,19 @@ pub(crate) struct Pass {
     pub(crate) operations: f64,
     /// Seconds of the pass, collectives included.
     pub(crate) seconds: f64,
+    /// Seconds of the collectives.
+    collectives: f64,
+    /// Whether bytes, not operations, determine the roofline time.
+    is_memory_bound: bool,
+}
+
+impl Shard {
+    /// Operations of a forward pass with this work: two per multiply-add.
+    fn operations(&self, load: &Load) -> f64 {
+        2.0 * self.layer_weights * load.tokens
+            + 2.0 * self.head_weights * load.sampled
+            + self.attention_operations * load.seen
+    }
 }
 
 impl Preset {
@@ -34,14 +48,19 @@ impl Preset {
     pub(crate) fn pass(&self, load: &Load, slot_copies: usize, is_recorded: bool) -> Pass {
         let (machine, shard) = (self.machine, self.shard());
         let kv = shard.kv_values * machine.kv_bytes;
-        let bytes = (shard.layer_weights + shard.head_weights) * machine.weights.bytes()
+        let bytes = shard.weights() * machine.weights.bytes()
             + (load.read + load.written + 2.0 * slot_copies as f64) * kv;
-        let operations = 2.0 * shard.layer_weights * load.tokens
-            + 2.0 * shard.head_weights * load.sampled
-            + shard.attention_operations * load.seen;
+        let operations = shard.operations(load);
         let start = machine.start(self.shape.layers, is_recorded);
-        let roofline = (bytes / machine.bandwidth.value).max(operations / machine.operations().value);
-        Pass { bytes, operations, seconds: roofline + start + self.collectives(load) }
+        let (memory, arithmetic) = (bytes / machine.bandwidth.value, operations / machine.operations().value);
+        let collectives = self.collectives(load);
+        Pass {
+            bytes,
+            operations,
+            seconds: memory.max(arithmetic) + start + collectives,
+            collectives,
+            is_memory_bound: memory >= arithmetic,
+        }
     }
 
     /// Seconds that the ranks spend in collectives.
@@ -76,26 +95,20 @@ impl StepBreakdown {
     pub fn attribute(&mut self, preset: &Preset, step: &Step) {
         let load = Load::of(step, None);
         let (machine, shard, pass) = (preset.machine, preset.shard(), preset.pass(&load, 0, false));
-        let is_memory_bound =
-            pass.bytes / machine.bandwidth.value >= pass.operations / machine.operations().value;
-        let weights = (shard.layer_weights + shard.head_weights) * machine.weights.bytes();
-        let weights = weights / load.rows.max(1.0);
+        let weights = shard.weights() * machine.weights.bytes() / load.rows.max(1.0);
         let kv = shard.kv_values * machine.kv_bytes;
         self.row_shares.clear();
         for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
             let mut own = Load::default();
-            let sampled = row.tokens.len.saturating_sub(row.sample_from);
-            own.add(f64::from(row.tokens.len), f64::from(sampled), f64::from(planned.read_len));
-            self.row_shares.push(if is_memory_bound {
+            own.add_row(row, planned, None);
+            self.row_shares.push(if pass.is_memory_bound {
                 weights + kv * (own.read + own.written)
             } else {
-                2.0 * shard.layer_weights * own.tokens
-                    + 2.0 * shard.head_weights * own.sampled
-                    + shard.attention_operations * own.seen
+                shard.operations(&own)
             });
         }
         let sum: f64 = self.row_shares.iter().sum();
         self.row_shares.iter_mut().for_each(|share| *share /= if sum > 0.0 { sum } else { 1.0 });
-        self.collectives_ns = preset.collectives(&load) * 1e9;
+        self.collectives_ns = pass.collectives * 1e9;
     }
 }

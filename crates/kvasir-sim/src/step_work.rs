@@ -4,7 +4,8 @@
 //! With static shapes the padded sizes count instead.
 
 use crate::rectangle::StaticShape;
-use kvasir_exec::Step;
+use kvasir_exec::{BatchRow, Step};
+use kvasir_kv::PlanRow;
 
 /// The work of one step.
 #[derive(Debug, Default)]
@@ -24,15 +25,20 @@ impl Load {
     pub(crate) fn of(step: &Step, shape: Option<StaticShape>) -> Self {
         let mut load = Self::default();
         for (row, planned) in step.batch.rows.iter().zip(&step.plan.rows) {
-            let (mut fed, mut read) = (row.tokens.len, planned.read_len);
-            if let Some(StaticShape { block, chunk, .. }) = shape {
-                read = (read.div_ceil(block.max(1)) + planned.left_pad_blocks) * block;
-                fed = if fed > 1 { chunk } else { fed };
-            }
-            let sampled = row.tokens.len.saturating_sub(row.sample_from);
-            load.add(f64::from(fed), f64::from(sampled), f64::from(read));
+            load.add_row(row, planned, shape);
         }
         load
+    }
+
+    /// Adds a row of a step; with `shape`, padded to it.
+    pub(crate) fn add_row(&mut self, row: &BatchRow, planned: &PlanRow, shape: Option<StaticShape>) {
+        let (mut fed, mut read) = (row.tokens.len, planned.read_len);
+        if let Some(StaticShape { block, chunk, .. }) = shape {
+            read = (read.div_ceil(block.max(1)) + planned.left_pad_blocks) * block;
+            fed = if fed > 1 { chunk } else { fed };
+        }
+        let sampled = row.tokens.len.saturating_sub(row.sample_from);
+        self.add(f64::from(fed), f64::from(sampled), f64::from(read));
     }
 
     /// Adds a row that feeds `fed` tokens, samples at `sampled` of them and reads `read` KV entries.

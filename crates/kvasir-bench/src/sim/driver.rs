@@ -362,9 +362,7 @@ impl<'a> Driver<'a> {
         replica.report.lost = true;
         replica.is_scheduled = true;
         self.turns.push(Reverse((replica.clock.now(), index)));
-        self.router.set_available(index, false);
-        self.router.restarted(index);
-        self.release_targets(index);
+        self.take_out_of_service(index);
         if self.replicas.iter().all(|replica| replica.report.lost) {
             self.deliver(index);
             return Err(why);
@@ -405,8 +403,7 @@ impl<'a> Driver<'a> {
         for (mut summary, open) in ended {
             let transit = match open {
                 Some(open) => {
-                    self.router.release(open.charge);
-                    open.target.into_iter().for_each(|target| self.router.release(target));
+                    self.release(open.charge, open.target);
                     open.history.complete(&mut summary)
                 }
                 None => TransitTimes::default(),

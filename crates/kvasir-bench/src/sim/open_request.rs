@@ -5,7 +5,7 @@ use crate::sim::step_account::ComputedBefore;
 use kvasir_engine::{Nanos, Params, Request, Resumption, RoleCharge, Sequence, SessionId, Summary};
 
 /// A request fails after this number of successive replicas that admitted it and failed before its
-/// next token, as in `kvasir serve --dp`: the request may be the cause.
+/// next token: the request may be the cause. `kvasir serve --dp` isolates such a request first.
 const MAX_LOSSES: u32 = 5;
 
 /// Nanoseconds that a request spent between two runs: K/V transfers and queues.

@@ -66,8 +66,6 @@ pub(crate) struct SimulatedReplica {
     pub(crate) is_failing: bool,
     /// When it accepts requests again, if it has failed.
     pub(crate) down_until: Option<Nanos>,
-    /// Number of restarts. Transfers of an earlier generation are lost.
-    pub(crate) generation: u32,
     pub(crate) report: ReplicaReport,
     /// Totals of the engines that restarts have replaced.
     earlier: EarlierTotals,
@@ -123,7 +121,6 @@ impl SimulatedReplica {
             is_scheduled: false,
             is_failing: false,
             down_until: None,
-            generation: 0,
             report: ReplicaReport { role, ..ReplicaReport::default() },
             earlier: EarlierTotals::default(),
         }
@@ -137,9 +134,8 @@ impl SimulatedReplica {
             computed: self.computed(),
         };
         let report = ReplicaReport { failures: self.report.failures + 1, ..self.report };
-        let (generation, counted_waiting) = (self.generation + 1, self.counted_waiting);
+        let counted_waiting = self.counted_waiting;
         *self = Self {
-            generation,
             counted_waiting,
             report,
             earlier,

@@ -331,7 +331,7 @@ impl Count {
             RoleTime::by_role(replicas.iter().map(|replica| (replica.role, replica.time)));
         report.replicas = if replicas.len() > 1 { replicas } else { Vec::new() };
         let [queue, prefill, decode, between_replicas] =
-            self.times.map(|ns| per(ns as f64 / 1e6, self.e2e.percentiles().count as f64));
+            self.times.map(|ns| per(ns as f64 / 1e6, report.e2e_ms.count as f64));
         report.request_times_ms = RequestTimes { queue, prefill, decode, between_replicas };
         report.bandwidth_used = per(totals.bytes, busy * preset.machine.bandwidth.value);
         report.arithmetic_used = per(totals.operations, busy * preset.machine.operations().value);

@@ -55,37 +55,32 @@ impl TimeBreakdown {
         self.parts().iter().map(|(_, seconds)| seconds).sum()
     }
 
+    /// Combines each part with the same part of `other`.
+    fn zip_with(self, other: Self, combine: impl Fn(f64, f64) -> f64) -> Self {
+        Self {
+            prefill: combine(self.prefill, other.prefill),
+            lost_prefixes: combine(self.lost_prefixes, other.lost_prefixes),
+            after_preemption: combine(self.after_preemption, other.after_preemption),
+            after_failure: combine(self.after_failure, other.after_failure),
+            after_hand_off: combine(self.after_hand_off, other.after_hand_off),
+            decode: combine(self.decode, other.decode),
+            drafts: combine(self.drafts, other.drafts),
+            collectives: combine(self.collectives, other.collectives),
+            failed_steps: combine(self.failed_steps, other.failed_steps),
+            restart: combine(self.restart, other.restart),
+            idle: combine(self.idle, other.idle),
+        }
+    }
+
     /// Converts nanoseconds, which the simulation sums, to seconds.
     pub(crate) fn in_seconds(self) -> Self {
-        Self {
-            prefill: self.prefill / 1e9,
-            lost_prefixes: self.lost_prefixes / 1e9,
-            after_preemption: self.after_preemption / 1e9,
-            after_failure: self.after_failure / 1e9,
-            after_hand_off: self.after_hand_off / 1e9,
-            decode: self.decode / 1e9,
-            drafts: self.drafts / 1e9,
-            collectives: self.collectives / 1e9,
-            failed_steps: self.failed_steps / 1e9,
-            restart: self.restart / 1e9,
-            idle: self.idle / 1e9,
-        }
+        self.zip_with(Self::default(), |ns, _| ns / 1e9)
     }
 }
 
 impl AddAssign for TimeBreakdown {
     fn add_assign(&mut self, other: Self) {
-        self.prefill += other.prefill;
-        self.lost_prefixes += other.lost_prefixes;
-        self.after_preemption += other.after_preemption;
-        self.after_failure += other.after_failure;
-        self.after_hand_off += other.after_hand_off;
-        self.decode += other.decode;
-        self.drafts += other.drafts;
-        self.collectives += other.collectives;
-        self.failed_steps += other.failed_steps;
-        self.restart += other.restart;
-        self.idle += other.idle;
+        *self = self.zip_with(other, |sum, part| sum + part);
     }
 }
 

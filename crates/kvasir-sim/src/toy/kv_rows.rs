@@ -14,7 +14,7 @@ impl KvRows for Toy {
     }
 
     fn read(&self, slot: Slot, into: &mut [u8]) {
-        let cell = self.slots.get(slot as usize).copied().unwrap_or_default();
+        let cell = self.slot(0, slot);
         let bytes = (cell.value.to_le_bytes().into_iter())
             .chain(cell.token.to_le_bytes())
             .chain(cell.tag.to_le_bytes())

@@ -44,9 +44,8 @@ use std::{collections::VecDeque, ops::Range, sync::mpsc};
 #[derive(Debug, Default)]
 pub struct Toy {
     shape: ToyShape,
-    slots: Vec<Cell>,
-    /// Slots of each window group.
-    window_slots: Vec<Vec<Cell>>,
+    /// Slots of the full group (0) and of the window groups (from 1).
+    slots: Vec<Vec<Cell>>,
     /// Slots of recurrent states.
     states: Vec<RecurrentState>,
     /// Tails: the inputs of draft tokens.
@@ -198,32 +197,26 @@ impl Toy {
         self.moved = moved;
     }
 
-    /// The slots of the full group (0) or of a window group (from 1).
-    fn pool(&self, group: usize) -> &[Cell] {
-        match group.checked_sub(1) {
-            None => &self.slots,
-            Some(window) => self.window_slots.get(window).map_or(&[], Vec::as_slice),
-        }
-    }
-
     fn slot(&self, group: usize, slot: Slot) -> Cell {
-        self.pool(group).get(slot as usize).copied().unwrap_or_default()
+        slot_of(&self.slots, group, slot)
     }
 
     fn slot_mut(&mut self, group: usize, slot: Slot) -> &mut Cell {
-        if group > self.window_slots.len() {
-            self.window_slots.resize(group, Vec::new());
-        }
-        let pool = match group.checked_sub(1) {
-            None => &mut self.slots,
-            Some(window) => &mut self.window_slots[window],
-        };
-        let slot = slot as usize;
-        if slot >= pool.len() {
-            pool.resize(slot + 1, Cell::default());
-        }
-        &mut pool[slot]
+        grown(grown(&mut self.slots, group), slot as usize)
     }
+}
+
+/// A slot of a group; empty if no step has written it.
+fn slot_of(slots: &[Vec<Cell>], group: usize, slot: Slot) -> Cell {
+    slots.get(group).and_then(|slots| slots.get(slot as usize)).copied().unwrap_or_default()
+}
+
+/// The entry at `index` of a list, which grows to hold it.
+fn grown<T: Clone + Default>(list: &mut Vec<T>, index: usize) -> &mut T {
+    if list.len() <= index {
+        list.resize(index + 1, T::default());
+    }
+    &mut list[index]
 }
 
 impl Executor for Toy {
@@ -234,11 +227,7 @@ impl Executor for Toy {
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
-        let at = row.0 as usize;
-        if self.rows.len() <= at {
-            self.rows.resize(at + 1, PoolState::default());
-        }
-        self.rows[at] = PoolState::of(spec);
+        *grown(&mut self.rows, row.0 as usize) = PoolState::of(spec);
     }
 
     fn submit(&mut self, step: Box<Step>) -> Result<u64, Refused> {
@@ -287,9 +276,10 @@ impl Executor for Toy {
         if !self.queue.is_empty() {
             self.note("slots are released while a step is in flight".into());
         }
+        let Some(full) = self.slots.first_mut() else { return };
         for slots in slots {
-            let (start, end) = (slots.start as usize, (slots.end as usize).min(self.slots.len()));
-            self.slots.get_mut(start..end).unwrap_or_default().fill(Cell::default());
+            let (start, end) = (slots.start as usize, (slots.end as usize).min(full.len()));
+            full.get_mut(start..end).unwrap_or_default().fill(Cell::default());
         }
     }
 
@@ -364,9 +354,9 @@ mod tests {
     fn a_dummy_run_writes_nothing_and_yields_nothing() {
         let mut toy = Toy::new();
         assert_eq!(yields(&mut toy, 1, StepKind::Dummy), [0]);
-        assert!(toy.slots.iter().all(|cell| cell.tag == 0));
+        assert!(toy.slots.iter().flatten().all(|cell| cell.tag == 0));
         assert_eq!(yields(&mut toy, 2, StepKind::Prefill), [1]);
-        assert!(toy.slots.iter().any(|cell| cell.tag != 0));
+        assert!(toy.slots.iter().flatten().any(|cell| cell.tag != 0));
         assert_eq!(toy.violations(), [""; 0]);
 
         let clock = Clock::default();

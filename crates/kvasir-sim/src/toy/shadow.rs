@@ -4,7 +4,7 @@
 //! A prefix is identified by a chained digest of its tokens, like the block hashes of a prefix
 //! cache.
 
-use crate::toy::Toy;
+use crate::toy::{Toy, slot_of};
 use kvasir_exec::{BatchRow, SequenceSpec};
 use kvasir_kv::{Plan, Position, Slot, Token};
 
@@ -122,7 +122,7 @@ impl Toy {
             return self.note(format!("step {}: pool row {} was never bound", plan.step.0, row.pool_row.0));
         };
         for (slot, _) in entries.iter().skip(state.known.len()) {
-            let cell = self.slots.get(*slot as usize).copied().unwrap_or_default();
+            let cell = slot_of(&self.slots, 0, *slot);
             state.known.push(cell.token);
             state.tags.push(cell.tag);
         }

@@ -4,9 +4,9 @@
 //! prefix or position, replays tokens of another sequence, or writes a slot that another row reads
 //! or writes. A failed step spoils the states and tails that it had to write.
 
-use crate::toy::Toy;
 use crate::toy::model::{STATE_START, mix};
 use crate::toy::shadow::Cell;
+use crate::toy::{Toy, grown};
 use kvasir_kv::{Plan, Position, Slot, StateRow};
 
 /// A recurrent state, and the prefix that it covers.
@@ -153,18 +153,10 @@ impl Toy {
     }
 
     fn state_mut(&mut self, slot: Slot) -> &mut RecurrentState {
-        let slot = slot as usize;
-        if slot >= self.states.len() {
-            self.states.resize(slot + 1, RecurrentState::default());
-        }
-        &mut self.states[slot]
+        grown(&mut self.states, slot as usize)
     }
 
     fn tail_mut(&mut self, tail: Slot) -> &mut Vec<Input> {
-        let tail = tail as usize;
-        if tail >= self.tails.len() {
-            self.tails.resize(tail + 1, Vec::new());
-        }
-        &mut self.tails[tail]
+        grown(&mut self.tails, tail as usize)
     }
 }

@@ -18,13 +18,12 @@ const formatValue = (value, unit) => (value === null ? "–" : `${value < 10 ? t
 class HeatMap {
   constructor(figure, map, fleet) {
     Object.assign(this, { map, fleet, canvas: figure.querySelector("canvas"), tip: figure.querySelector("output") });
-    this.max = map.max ?? largest(map.rows);
     this.canvas.addEventListener("mousemove", (e) => this.showValueAt(e.offsetX, e.offsetY));
     this.canvas.addEventListener("mouseleave", () => { this.tip.textContent = ""; });
   }
 
   draw(color, css) {
-    const { map: { rows }, fleet: { replicas, seconds } } = this;
+    const { map: { rows, max }, fleet: { replicas, seconds } } = this;
     const rowHeight = Math.max(2, Math.min(18, Math.floor(MAP_HEIGHT / rows.length)));
     const { ctx, width, height } = canvasFor(this.canvas, rows.length * rowHeight + 16);
     const bins = Math.max(1, ...rows.map((row) => row.length));
@@ -37,7 +36,7 @@ class HeatMap {
     rows.forEach((row, y) => row.forEach((value, x) => {
       if (value === null) return;
       // A value of 0 is visible, unlike a missing value.
-      ctx.globalAlpha = 0.12 + 0.88 * Math.min(1, value / this.max);
+      ctx.globalAlpha = 0.12 + 0.88 * Math.min(1, value / max);
       ctx.fillRect(left + x * binWidth, y * rowHeight, Math.max(1, binWidth), rowHeight > 4 ? rowHeight - 1 : rowHeight);
     }));
     ctx.globalAlpha = 1;
@@ -65,10 +64,10 @@ class FleetMaps {
   constructor(root, fleet) {
     this.maps = fleet.maps.map((map) => {
       const figure = document.createElement("figure"), title = escapeHtml(map.title), unit = escapeHtml(map.unit);
-      const max = formatValue(map.max ?? largest(map.rows), map.unit);
-      figure.innerHTML = `<figcaption>${title} <small>up to ${escapeHtml(max)}</small> <output></output></figcaption><div class="plot"><canvas role="img" aria-label="${title} of the replicas over time in ${unit}, up to ${escapeHtml(max)}"></canvas></div>`;
+      const max = map.max ?? largest(map.rows), range = escapeHtml(`up to ${formatValue(max, map.unit)}`);
+      figure.innerHTML = `<figcaption>${title} <small>${range}</small> <output></output></figcaption><div class="plot"><canvas role="img" aria-label="${title} of the replicas over time in ${unit}, ${range}"></canvas></div>`;
       root.querySelector(".maps").append(figure);
-      return new HeatMap(figure, map, fleet);
+      return new HeatMap(figure, { ...map, max }, fleet);
     });
     root.querySelector("small").textContent = plural(fleet.replicas.length, "row");
     const head = fleet.maps.map(({ title, unit }) => `<th scope="col">${escapeHtml(`${title}, ${unit}`)}</th>`).join("");

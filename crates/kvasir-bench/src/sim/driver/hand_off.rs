@@ -19,9 +19,9 @@ use kvasir_engine::{KvExport, KvImport, Nanos, Request, RequestId, RoleCharge, R
 pub(super) struct KvTransfer {
     from: usize,
     to: usize,
-    /// Generations of `from` and `to` when the transfer began. If either has failed since, the
+    /// Failures of `from` and `to` before the transfer began. If either has failed since, the
     /// transfer is lost.
-    generations: [u32; 2],
+    failures: [u32; 2],
     import: KvImport,
 }
 
@@ -31,25 +31,20 @@ pub(super) struct HandedOffRequest {
     history: RequestHistory,
     arrived: Nanos,
     charge: RoleCharge,
-    /// Generation of the decode replica when the request was handed off.
-    generation: u32,
+    /// Failures of the decode replica before the request was handed off.
+    failures: u32,
 }
 
 impl Driver<'_> {
-    /// Releases the charges of requests that were to be handed off to a replica that has failed.
-    pub(super) fn release_targets(&mut self, index: usize) {
-        let open = self.replicas.iter_mut().flat_map(|replica| replica.open.values_mut());
-        for open in open {
-            let target = open.target.take_if(|target| target.replica() == index);
-            target.into_iter().for_each(|target| self.router.release(target));
-        }
+    /// Numbers of failures of these replicas so far.
+    fn failure_counts<const N: usize>(&self, replicas: [usize; N]) -> [u32; N] {
+        replicas.map(|index| self.replicas[index].report.failures)
     }
 
     /// Sends the blocks that the last step of a replica has computed.
     pub(super) fn send_exports(&mut self, index: usize) {
         let exports = std::mem::take(&mut self.replicas[index].results.exports);
         for KvExport { tag, start, tokens, is_last, .. } in exports {
-            let generation = self.replicas[index].generation;
             let replica = &mut self.replicas[index];
             let Some(id) = replica.handing_off.get(&tag).copied() else { continue };
             if is_last {
@@ -74,8 +69,8 @@ impl Driver<'_> {
             open.transferred_at = open.transferred_at.max(at);
             replica.report.transfers.sent_tokens += u64::from(tokens);
             let import = KvImport { salt: 0, tokens: prefix.to_vec(), start, rows: Vec::new() };
-            let generations = [generation, self.replicas[to].generation];
-            self.events.push(at, FleetEvent::Import(KvTransfer { from: index, to, generations, import }));
+            let failures = self.failure_counts([index, to]);
+            self.events.push(at, FleetEvent::Import(KvTransfer { from: index, to, failures, import }));
         }
     }
 
@@ -114,17 +109,17 @@ impl Driver<'_> {
         if let Some(open) = replica.detach(id) {
             self.router.release(open.charge);
         }
-        let generation = self.replicas[charge.replica()].generation;
+        let [failures] = self.failure_counts([charge.replica()]);
         self.in_transit += 1;
-        let handed_off = HandedOffRequest { request, history, arrived, charge, generation };
+        let handed_off = HandedOffRequest { request, history, arrived, charge, failures };
         self.events.push(at, FleetEvent::HandOff(Box::new(handed_off)));
     }
 
     /// Imports the K/V blocks of a transfer that has arrived, unless a failure has lost it.
     pub(super) fn import(&mut self, transfer: KvTransfer) {
-        let KvTransfer { from, to, generations, import } = transfer;
+        let KvTransfer { from, to, failures, import } = transfer;
         let tokens = (import.tokens.len() as u32).saturating_sub(import.start);
-        if generations != [from, to].map(|index| self.replicas[index].generation) {
+        if failures != self.failure_counts([from, to]) {
             self.replicas[to].report.transfers.lost_tokens += u64::from(tokens);
             return;
         }
@@ -146,9 +141,9 @@ impl Driver<'_> {
 
     /// Queues a handed-off request on its decode replica, or on another one if that has failed.
     pub(super) fn start_handed_off(&mut self, handed_off: HandedOffRequest) {
-        let HandedOffRequest { request, history, arrived, charge, generation } = handed_off;
+        let HandedOffRequest { request, history, arrived, charge, failures } = handed_off;
         self.in_transit -= 1;
-        let is_up = self.replicas[charge.replica()].generation == generation
+        let is_up = self.failure_counts([charge.replica()]) == [failures]
             && !self.replicas[charge.replica()].report.lost;
         let chosen = if is_up {
             Some(charge)

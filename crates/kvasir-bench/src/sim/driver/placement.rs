@@ -92,19 +92,31 @@ impl Driver<'_> {
                 replica.track(id, OpenRequest::new(charge, target, history));
             }
             // A refusal is delivered as the request's last event.
-            Err(_) => {
-                self.router.release(charge);
-                target.into_iter().for_each(|target| self.router.release(target));
-            }
+            Err(_) => self.release(charge, target),
         }
         self.update_waiting(index);
     }
 
-    /// Fails a replica: its requests continue on others, and it restarts without its cache.
-    pub(super) fn fail(&mut self, index: usize) {
+    /// Releases the charges of a request on its replica and on its decode replica.
+    pub(super) fn release(&mut self, charge: RoleCharge, target: Option<RoleCharge>) {
+        self.router.release(charge);
+        target.into_iter().for_each(|target| self.router.release(target));
+    }
+
+    /// Makes a replica that has failed or is lost unavailable, and releases the charges of requests
+    /// that were to be handed off to it.
+    pub(super) fn take_out_of_service(&mut self, index: usize) {
         self.router.set_available(index, false);
         self.router.restarted(index);
-        self.release_targets(index);
+        for open in self.replicas.iter_mut().flat_map(|replica| replica.open.values_mut()) {
+            let target = open.target.take_if(|target| target.replica() == index);
+            target.into_iter().for_each(|target| self.router.release(target));
+        }
+    }
+
+    /// Fails a replica: its requests continue on others, and it restarts without its cache.
+    pub(super) fn fail(&mut self, index: usize) {
+        self.take_out_of_service(index);
         let now = self.now;
         let replica = &mut self.replicas[index];
         let mut open: Vec<_> = replica.open.drain().collect();
@@ -112,8 +124,7 @@ impl Driver<'_> {
         open.sort_by_key(|(id, _)| core.sequence(*id).map(|sequence| sequence.number()));
         let (mut moved, mut failed) = (Vec::new(), Vec::new());
         for (id, OpenRequest { charge, target, mut history, .. }) in open {
-            self.router.release(charge);
-            target.into_iter().for_each(|target| self.router.release(target));
+            self.release(charge, target);
             let core = self.replicas[index].engine.core();
             let Some(sequence) = core.sequence(id) else { continue };
             let is_admitted = sequence.timings().admitted.is_some();
