@@ -30,6 +30,7 @@ use crate::io::failure::Failure;
 
 use clap::Subcommand;
 use kvasir_cpu::Isa;
+use kvasir_fleet::set_parent_death_signal;
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 /// The command line as a whole, for the commands that need more of it than their own arguments.
@@ -44,6 +45,22 @@ pub(crate) struct CommandLine {
     pub(crate) arguments: Vec<OsString>,
     /// Parses another list of arguments, such as those that `kvasir worker` passes on.
     pub(crate) parse: Parse,
+}
+
+impl CommandLine {
+    /// Begins a process that `serve` has started: makes it end with its parent, and parses the
+    /// arguments of `serve`. Fails with `usage` if they belong to another command.
+    pub(crate) fn begin_child(
+        &self,
+        arguments: Vec<OsString>,
+        usage: &str,
+    ) -> Result<Box<serve::Args>, Failure> {
+        set_parent_death_signal().map_err(Failure::failed)?;
+        match (self.parse)(arguments)? {
+            Command::Serve(serve) => Ok(serve),
+            _ => Err(Failure::usage(usage)),
+        }
+    }
 }
 
 /// Parses arguments, the program's name first.

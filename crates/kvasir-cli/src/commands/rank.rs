@@ -2,7 +2,7 @@
 //!
 //! Rank 0 starts it with the arguments of `serve`, so all ranks parse the same options.
 
-use crate::commands::{Command, CommandLine};
+use crate::commands::CommandLine;
 use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::fleet::{FleetArgs, RankControlMode};
@@ -11,7 +11,7 @@ use crate::options::sampling::SamplingArgs;
 use crate::startup::ready_engine::shard;
 use crate::startup::{build_model, identity, share_packed};
 use kvasir::{DEFAULT_SLOTS, OpenedModel, Rank, Token};
-use kvasir_fleet::{Affinity, RankCommand, RankConfig, RankProcess, StepHashes, set_parent_death_signal};
+use kvasir_fleet::{Affinity, RankCommand, RankConfig, RankProcess, StepHashes};
 use std::{
     env,
     ffi::OsString,
@@ -69,12 +69,9 @@ pub(crate) fn pin(
 impl Args {
     /// Runs the steps of rank 0 until rank 0 exits. Always returns an error.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
-        set_parent_death_signal().map_err(Failure::failed)?;
-        let Command::Serve(serve) = (line.parse)(self.arguments)? else {
-            return Err(Failure::usage(
-                "`rank` needs the arguments of `kvasir serve` after `--`; run `kvasir serve --tp M` instead",
-            ));
-        };
+        let usage =
+            "`rank` needs the arguments of `kvasir serve` after `--`; run `kvasir serve --tp M` instead";
+        let serve = line.begin_child(self.arguments, usage)?;
         if let Some(level) = serve.model().compute().instructions()? {
             level.limit();
         }

@@ -1,10 +1,8 @@
 //! `kvasir serve`: HTTP server options, startup, listeners and graceful shutdown.
 
-use crate::chat::statistics::plural;
 use crate::commands::serve::shutdown::{shutdown_signal, stopped_message, stopping_message};
+use crate::commands::serve::startup_log::{forecast_logger, log_streams};
 use crate::commands::{CommandLine, tokenizer, worker};
-use crate::config::holds_secrets;
-use crate::doctor::forecast::Forecast;
 use crate::io::failure::Failure;
 use crate::options::Options;
 use crate::options::client_rules::ClientRuleArgs;
@@ -14,16 +12,15 @@ use crate::options::keys::{Access, KeyArgs, unknown_limit};
 use crate::options::kv_events::KvEventArgs;
 use crate::options::limits::LimitArgs;
 use crate::options::model::ModelArgs;
-use crate::options::reports::{ReportArgs, log, log_info, log_warning};
+use crate::options::reports::{ReportArgs, log_info, log_warning};
 use crate::options::rules::rule;
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
 use crate::startup::ready_engine::EngineFacts;
 use crate::startup::{FleetStart, Service, Started};
-use clap::{Command, builder::BoolishValueParser};
+use clap::builder::BoolishValueParser;
 use kvasir_fleet::{BoundLoadPublisher, KvPublisher, LoadPublisher};
 use kvasir_serve::{
-    host::AdmissionLimits,
     http::{
         AccessControl, App, Hosts, Keys, LimitListener, Loading, Origins, PublishedStreams, RateLimits,
         TlsAcceptor, TlsFiles, serve, start_probes,
@@ -34,8 +31,7 @@ use kvasir_serve::{
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::Arc,
     time::{Duration, Instant},
@@ -43,6 +39,7 @@ use std::{
 use tokio::signal;
 
 mod shutdown;
+mod startup_log;
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -125,76 +122,6 @@ impl Args {
     /// Whether KV events are published.
     pub(crate) fn publishes_kv_events(&self) -> bool {
         self.kv_events.is_on()
-    }
-
-    /// Two startup log lines: compute and KV cache; access and limits.
-    fn summary(&self, started: &Started, keys: &Keys, peer_connections: usize) -> [String; 2] {
-        let EngineFacts {
-            slots,
-            is_capped,
-            max_len,
-            kv: (kv, slot),
-            packed_bytes,
-            shared_bytes,
-            arithmetic,
-            ..
-        } = &started.facts;
-        let (slots, max_len, engines) = (*slots, *max_len, self.fleet.replicas());
-        let computes = match engines {
-            Some(1) => format!("1 process of {arithmetic}"),
-            Some(engines) => format!("{engines} processes, each of {arithmetic}"),
-            None => arithmetic.clone(),
-        };
-        let computes = match self.fleet.ranks() {
-            1 => computes,
-            ranks => format!("{computes} and {ranks} ranks"),
-        };
-        let computes = if self.fleet.expert_parallel() {
-            format!("{computes} and a part of the experts")
-        } else {
-            computes
-        };
-        let packed = match (*packed_bytes - *shared_bytes, *shared_bytes) {
-            (0, 0) => String::new(),
-            (0, shared) => format!("; weights {:.2} GB, shared", shared as f64 / 1e9),
-            (private, 0) if engines.is_some() => {
-                format!("; weights {:.2} GB in each process", private as f64 / 1e9)
-            }
-            (_, 0) => String::new(),
-            (private, shared) => format!(
-                "; weights {:.2} GB, shared, and {:.2} GB in each process",
-                shared as f64 / 1e9,
-                private as f64 / 1e9
-            ),
-        };
-        let cap = if *is_capped { ", capped by default (--kv-capacity N)" } else { "" };
-        let gigabytes = f64::from(slots) * *slot as f64 / 1e9;
-        let computes = format!(
-            "{computes}{packed}; K and V as {kv}, {gigabytes:.2} GB{cap}; contexts of up to {max_len} tokens"
-        );
-        let key_count = match (keys.count() as u64, keys.has_admin()) {
-            (0, _) => "no API keys".into(),
-            (count @ 2.., true) => format!("{count} API keys with an admin's"),
-            (count, _) => plural(count, "API key"),
-        };
-        let tls = if self.tls_cert.is_some() { "TLS" } else { "no TLS" };
-        let all_slots = slots.saturating_mul(engines.unwrap_or(1));
-        let AdmissionLimits { answers, tokens, .. } =
-            self.limits.admission_limits(all_slots, max_len, self.options.shares_by_key());
-        let limits = format!(
-            "{tls}, {key_count}; at most {answers} requests with {tokens} tokens, {} connections, {peer_connections} per peer",
-            self.limits.max_connections
-        );
-        [computes, limits]
-    }
-
-    /// Files of keys that every user of this machine can read.
-    fn exposed_files(&self, config: Option<&Path>, definition: &Command) -> Vec<PathBuf> {
-        let is_open =
-            |path: &&Path| std::fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o004 != 0);
-        let config = config.filter(|path| holds_secrets(definition, path));
-        let others = [self.key_args.api_key_file.as_deref(), self.tls_key.as_deref()];
-        [config].into_iter().chain(others).flatten().filter(is_open).map(Path::to_owned).collect()
     }
 
     /// Validates options before the model is loaded; returns the TLS files and access rules.
@@ -285,21 +212,8 @@ impl Args {
         let timeout = Duration::from_secs(limits.client_timeout.into());
         let own_name = self.client_rules.own_name().cloned();
         let exposed = self.exposed_files(line.config.as_deref(), &line.definition);
-        let on_forecast = {
-            let reports = reports.clone();
-            move |forecast: &Forecast| {
-                let fields = vec![
-                    ("stored_bytes", forecast.stored.into()),
-                    ("free_bytes", forecast.free.into()),
-                    ("kv_tokens", forecast.context.into()),
-                    ("first_token_s", forecast.first_token.map(|(_, seconds)| seconds).into()),
-                ];
-                let level = if forecast.fits() == Some(false) { Level::Warn } else { Level::Info };
-                log(&reports, level, &forecast.to_string(), fields);
-            }
-        };
         let service = Service {
-            on_forecast: Some(Box::new(on_forecast)),
+            on_forecast: Some(forecast_logger(reports.clone())),
             warms_up: true,
             defaults: Some(self.sampling_defaults),
             shows_progress: false,
@@ -407,26 +321,8 @@ impl Args {
                 log_info(&reports, &line, Vec::new());
             }
             warning.into_iter().for_each(|warning| log_warning(&reports, warning));
-            for (rank, (events, replay)) in published.iter().enumerate() {
-                let replay = replay.map_or_else(String::new, |replay| format!(", replay at tcp://{replay}"));
-                log_info(&reports, &format!("KV events of engine {rank} at tcp://{events}{replay}"), Vec::new());
-            }
-            for (rank, loads) in streams.loads.iter().enumerate() {
-                log_info(&reports, &format!("loads of engine {rank} at tcp://{loads}"), Vec::new());
-            }
-            if streams.events.iter().any(|events| !events.ip().is_loopback()) {
-                let warning = "--kv-events: every host that reaches this address can read the tokens of all prompts";
-                log_warning(&reports, warning);
-            }
-            for path in exposed {
-                let warning = format!("{} holds keys, and every user of this machine can read it: chmod o-r", path.display());
-                log_warning(&reports, &warning);
-            }
-            if !self.host.is_loopback() && keys.is_empty() {
-                let warning = "without API keys, every host that reaches this address can use the model; \
-                               --api-key or --api-key-file demand one";
-                log_warning(&reports, warning);
-            }
+            log_streams(&reports, &published, &streams.loads);
+            self.log_access_warnings(&reports, &exposed, &keys);
             if app.needs_tool_prompt() {
                 let warning = "the chat template renders no tools: requests with tools get a generic prompt";
                 log_warning(&reports, warning);

@@ -1,11 +1,11 @@
 //! `kvasir tokenizer`: one tokenizer process of `serve --tokenizer-processes`. `serve` passes its own
 //! arguments to it, so both parse the same options.
 
-use crate::commands::{Command, CommandLine};
+use crate::commands::CommandLine;
 use crate::io::failure::Failure;
 use crate::startup::build_model;
 use crate::startup::tokenizers::{TokenizerCommand, tokenizer_identity};
-use kvasir_fleet::{TokenizerProcessConfig, TokenizerStart, run_tokenizer, set_parent_death_signal};
+use kvasir_fleet::{TokenizerProcessConfig, TokenizerStart, run_tokenizer};
 use std::{env, ffi::OsString, process::ExitCode};
 
 #[derive(clap::Args)]
@@ -35,13 +35,9 @@ pub(crate) fn command(processes: usize, arguments: Vec<OsString>) -> Result<Toke
 impl Args {
     /// Runs jobs of the server process until the server ends.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
-        set_parent_death_signal().map_err(Failure::failed)?;
-        let Command::Serve(serve) = (line.parse)(self.arguments)? else {
-            return Err(Failure::usage(
-                "`tokenizer` needs the arguments of `kvasir serve` after `--`; \
-                 use `kvasir serve --tokenizer-processes N`",
-            ));
-        };
+        let usage = "`tokenizer` needs the arguments of `kvasir serve` after `--`; \
+                     use `kvasir serve --tokenizer-processes N`";
+        let serve = line.begin_child(self.arguments, usage)?;
         let (model, _, sampling_args, _) = serve.for_worker();
         let opened = model.open()?;
         // Tokenization depends neither on the context length nor on the backend.

@@ -1,7 +1,7 @@
 //! `kvasir worker`: one engine of `serve --dp`, in a process of its own. `serve` passes its own
 //! arguments to the worker, so both parse the same options.
 
-use crate::commands::{Command, CommandLine, rank};
+use crate::commands::{CommandLine, rank};
 use crate::io::failure::Failure;
 use crate::options::fleet::RankControlMode;
 use crate::options::sampling::SamplingArgs;
@@ -12,7 +12,7 @@ use kvasir_chat::ChatModel;
 use kvasir_engine::{Role, Route, StepSource};
 use kvasir_fleet::{
     CommandLog, ExpertGroupConfig, ExpertGroupMember, Facts, GroupConfig, Identity, RankCommand, RankGroup,
-    WorkerCommand, WorkerConfig, WorkerStart, run_worker, set_parent_death_signal,
+    WorkerCommand, WorkerConfig, WorkerStart, run_worker,
 };
 use kvasir_program::DispatchShape;
 use kvasir_serve::{StepFeed, Visibility, metrics::EngineMetrics};
@@ -109,12 +109,8 @@ fn join_expert_group(
 impl Args {
     /// Runs the requests of the server process until that ends the worker.
     pub(crate) fn run(self, line: &CommandLine) -> Result<ExitCode, Failure> {
-        set_parent_death_signal().map_err(Failure::failed)?;
-        let Command::Serve(serve) = (line.parse)(self.arguments.clone())? else {
-            return Err(Failure::usage(
-                "`worker` needs the arguments of `kvasir serve` after `--`; use `kvasir serve --dp N`",
-            ));
-        };
+        let usage = "`worker` needs the arguments of `kvasir serve` after `--`; use `kvasir serve --dp N`";
+        let serve = line.begin_child(self.arguments.clone(), usage)?;
         if let Some(level) = serve.model().compute().instructions()? {
             level.limit();
         }
