@@ -3,7 +3,7 @@
 //! restarted. Engines without work run dummy steps. While all engines are idle, they use no
 //! processor time.
 
-use super::fleet::{Fleet, answer_all, request, signal};
+use super::fleet::{Fleet, answer_all, metric, request, signal};
 use super::server::{COMPLETIONS, JSON, Server, model_of};
 use kvasir_testkit::Random;
 use serde_json::{Value, json};
@@ -179,11 +179,7 @@ fn traces_show_the_tokens_of_all_engines_and_dummy_steps() {
     assert!(working.iter().all(|step| step["kind"] != "dummy"));
     fleet.wait_until_idle();
     // An engine without requests sends its counters a second after a dummy step.
-    let dummy_steps = || {
-        let page = server.send("GET", "/metrics", "", "").1;
-        let line = page.lines().find(|line| line.starts_with("kvasir:dummy_steps_total{")).unwrap();
-        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
-    };
+    let dummy_steps = || metric(server, "kvasir:dummy_steps_total{", "");
     let begin = Instant::now();
     while dummy_steps() < 20 {
         assert!(begin.elapsed() < Duration::from_secs(30), "{} dummy steps are counted", dummy_steps());

@@ -148,6 +148,14 @@ pub(super) fn is_running(process: u64) -> bool {
     !status.is_empty() && !status.contains(") Z ")
 }
 
+pub(super) fn wait_for_exit(processes: &[u64]) {
+    let begin = Instant::now();
+    while processes.iter().any(|process| is_running(*process)) {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{processes:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Number of answers that are streamed at the same time.
 const STREAMS: usize = 32;
 
@@ -359,7 +367,7 @@ fn replicas_share_their_packed_weights() {
 }
 
 /// The value of a metric, summed over its labels that contain `label`.
-fn metric(server: &Server, name: &str, label: &str) -> u64 {
+pub(super) fn metric(server: &Server, name: &str, label: &str) -> u64 {
     let page = server.send("GET", "/metrics", "", "").1;
     let samples = page.lines().filter(|line| line.starts_with(name) && line.contains(label));
     samples.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() as u64).sum()

@@ -1,15 +1,10 @@
 //! `kvasir serve --tp`: answers are deterministic across options and rank kills, and no process
 //! outlives the server.
 
-use super::fleet::{Fleet, answer_all, converted, is_running, request, shared_weights, signal};
+use super::fleet::{Fleet, answer_all, converted, request, shared_weights, signal, wait_for_exit};
 use super::server::{Server, model};
 use kvasir_testkit::paths;
-use std::{
-    fs,
-    process::Command,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, process::Command};
 
 /// Ids of the child processes of a worker: its ranks other than 0.
 fn children(process: u64) -> Vec<u64> {
@@ -22,14 +17,6 @@ fn children(process: u64) -> Vec<u64> {
 /// Ids of all ranks other than 0.
 pub(super) fn ranks(fleet: &Fleet) -> Vec<u64> {
     fleet.processes().into_iter().flat_map(children).collect()
-}
-
-fn wait_for_exit(processes: &[u64]) {
-    let begin = Instant::now();
-    while processes.iter().any(|process| is_running(*process)) {
-        assert!(begin.elapsed() < Duration::from_secs(10), "{processes:?}");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
