@@ -117,6 +117,10 @@ fn encoders_reject_generation_and_decoder_options() {
         let (status, error) = server.post(path, &body);
         assert!(status == 400 && error.to_string().contains("is an encoder"), "{path}: {status} {error}");
     }
+    for path in ["/v1/responses", "/v1/sessions"] {
+        let (status, error) = server.send("GET", path, "", "");
+        assert!(status == 400 && error.contains("is an encoder"), "{path}: {status} {error}");
+    }
     let prompt_method = json!({"query": "a", "documents": ["b"], "method": "prompt"});
     assert!(server.post("/v1/rerank", &prompt_method).1.to_string().contains("is an encoder"));
     let folder = copy_encoder("embed_bert", "commands");

@@ -71,7 +71,7 @@ pub(crate) const FEED_FORWARD: &[Rule] = &[
 pub(crate) const KINDS: &[Rule] = &[
     Rule::Code { read: read_kinds, write: write_kinds },
     Rule::Code { read: read_rope, write: write_rope },
-    Rule::HasTensor { config: "attention_bias", tensor: "blk.0.attn_q.bias" },
+    Rule::AnyBlockHas { config: "attention_bias", tensor: "attn_q.bias" },
 ];
 
 pub(crate) const MAMBA: &[Rule] = &[

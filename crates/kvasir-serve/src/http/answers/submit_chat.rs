@@ -46,6 +46,7 @@ pub(crate) fn submit_recorded(
         let (context, schemas) = (RequestContext::current(), constraint.loosened);
         app.host.reports().send(ReportEvent::Loosened { context, schemas, at: SystemTime::now() });
     }
+    let rendered = if request.verbose { Some(model.decode(&prompt)?) } else { None };
     let options = ParseOptions { constrained: constraint.calls, ..model.parse_options(request, &prompt) };
     let mut submission = app.submission(param, prompt, sampling, key)?;
     let marked = model.marked_prefixes(request, submission.request.prompt.len() as u32)?;
@@ -68,7 +69,6 @@ pub(crate) fn submit_recorded(
     let streams = answers.into_iter().map(stream).collect();
     let prompt_ids = if sampling.output.token_ids { vec![prompt.to_vec()] } else { Vec::new() };
     let reply = Reply::new(streams, sampling.n as usize, prompt_tokens).with_prompt_ids(prompt_ids);
-    let rendered = request.verbose.then(|| model.chat.decode(&prompt));
     Ok(reply.with_marked(marked).with_rendered_prompt(rendered))
 }
 
