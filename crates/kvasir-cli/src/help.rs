@@ -90,7 +90,16 @@ const GROUPS: [Group; 16] = [
     Group {
         heading: "KV cache",
         common: &["kv-capacity", "max-model-len"],
-        rest: &["cache", "memory-utilization", "overcommit", "block-size", "rings", "prefix-cache"],
+        rest: &[
+            "cache",
+            "memory-utilization",
+            "overcommit",
+            "state-memory",
+            "state-interval",
+            "block-size",
+            "rings",
+            "prefix-cache",
+        ],
     },
     Group {
         heading: "Scheduling",

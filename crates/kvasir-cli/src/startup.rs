@@ -292,10 +292,10 @@ fn open_model(
     config: &EngineConfig,
     service: &Service,
 ) -> Result<(OpenedModel, String), Failure> {
-    let share = config.memory_share()?;
+    config.memory_share()?;
     let opened = model.open()?;
     if let Some(on_forecast) = &service.on_forecast
-        && let Some(forecast) = model.forecast(&opened, share)
+        && let Some(forecast) = model.forecast(&opened, config)
     {
         on_forecast(&forecast);
     }

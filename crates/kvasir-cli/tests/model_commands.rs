@@ -278,6 +278,39 @@ fn recurrent_models_are_inspected_and_not_served() {
 }
 
 #[test]
+fn inspect_and_doctor_print_the_division_of_memory() {
+    let path = model("qwen3_5");
+    let division = &json(&["inspect", &path, "--json"])["memory"]["division"];
+    assert_eq!((&division["slots"], &division["is_capped"]), (&json!(32768), &json!(true)));
+    let states = &division["states"];
+    assert_eq!((&states["config"]["checkpoints"], &states["config"]["live"]), (&json!(128), &json!(512)));
+    let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
+    assert!(text.contains("  by default on this machine: 32768 slots of K/V in "), "{text}");
+    assert!(text.contains("; 512 live states in ") && text.contains(", 128 checkpoints in "), "{text}");
+    let text = String::from_utf8(run(&["inspect", &model("gemma3")]).stdout).unwrap();
+    assert!(text.contains("by default on this machine: 32768 slots of K/V in "), "{text}");
+    assert!(text.contains("sliding-window layers store K/V of all tokens"), "{text}");
+
+    let output = run(&["doctor", &path, "--quick", "--port", "0", "--json"]);
+    let report: Json = serde_json::from_slice(&output.stdout).unwrap();
+    let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "context").unwrap();
+    let found = check["found"].as_str().unwrap();
+    assert!(found.contains(" live states in ") && found.contains(" checkpoints in "), "{found}");
+    let values = &check["values"];
+    assert!(values["checkpoints"].as_u64() > Some(128) && values["live_states"] == 512, "{values}");
+    assert_eq!(values["state_bytes"], states["state_bytes"]);
+}
+
+#[test]
+fn sizes_of_state_memory_are_read_with_units() {
+    let refused = |args: &[&str]| String::from_utf8(run(args).stderr).unwrap();
+    let sim = ["sim", "--workload", "chat", "--requests", "1", "--state-memory"];
+    let of = |size| refused(&[&sim[..], &[size]].concat());
+    assert!(of("1.5GiB").contains("--state-memory 1610612736 needs a model with recurrent layers"));
+    assert!(of("2XB").contains("`2XB` is not a size like 1000000, 512MB or 2GiB"), "{}", of("2XB"));
+}
+
+#[test]
 fn logits_that_are_no_numbers_end_a_request_by_name() {
     let folder = std::env::temp_dir().join(format!("kvasir-broken-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

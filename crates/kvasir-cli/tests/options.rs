@@ -92,6 +92,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     (REPORTS, "kv-capacity", "| --kv-capacity 8192"),
     (REPORTS, "memory-utilization", "| --memory-utilization 0"),
     (REPORTS, "overcommit", "? overcommit | --cache paged --kv-capacity 200000000 --overcommit off"),
+    (REPORTS, "state-memory", "? --state-memory 1000000000 needs a model with recurrent layers | --state-memory 1GB"),
+    (REPORTS, "state-interval", "? --state-interval 512 needs a model with recurrent layers | --state-interval 512"),
     (REPORTS, "block-size", "--cache paged | --block-size 8"),
     ("generate", "rings", "generate MODELS/qwen2_swa --prompt-ids 5 --max-tokens 2 --json || \
       generate MODELS/qwen2_swa --prompt-ids 5 --max-tokens 2 --json --rings on"),
@@ -123,6 +125,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     (SERVERS, "kv-capacity", "| --kv-capacity 0"),
     (SERVERS, "memory-utilization", "| --memory-utilization 2"),
     (SERVERS, "overcommit", "? overcommit | --cache paged --kv-capacity 200000000 --overcommit off"),
+    (SERVERS, "state-memory", "? --state-memory 1000000000 needs a model with recurrent layers | --state-memory 1GB"),
+    (SERVERS, "state-interval", "? --state-interval 0 needs a model with recurrent layers | --state-interval 0"),
     (SERVERS, "block-size", "| --block-size 257"),
     (SERVERS, "rings", "| --rings on"),
     (SERVERS, "max-num-batched-tokens", "| --max-num-batched-tokens 0"),

@@ -80,8 +80,10 @@ pub(crate) mod trace;
 
 pub use crate::config::EngineConfig;
 pub use crate::config::error::{Argument, ConfigError};
+pub use crate::config::facts::{Facts, GroupFacts};
+pub use crate::config::memory_division::{MemoryDivision, StateDivision};
 pub use crate::config::policy::PolicyConfig;
-pub use crate::config::resolve::{Facts, Resolved};
+pub use crate::config::resolve::Resolved;
 pub use crate::core::Core;
 pub use crate::core::sessions::CutObstacle;
 pub use crate::engine::kv_transfer::{ExportKv, KvTransferError};

@@ -107,14 +107,16 @@ impl Preset {
         Self::new(machine, shape)
     }
 
-    /// KV slots that fit into `share` of the memory left beside the weights.
-    pub fn slots(&self, share: f64) -> u32 {
-        let Machine { memory, weights: stored, kv_bytes, .. } = self.machine;
-        let shard = self.shard();
-        let weights = shard.weights() + self.shape.table_weights();
-        let weights = weights * stored.bytes();
-        let left = (memory.value - weights).max(0.0) * share;
-        (left / (shard.kv_values * kv_bytes)) as u32
+    /// Memory of a machine that the weights leave, in bytes.
+    pub fn free_bytes(&self) -> u64 {
+        let Machine { memory, weights: stored, .. } = self.machine;
+        let weights = self.shard().weights() + self.shape.table_weights();
+        (memory.value - weights * stored.bytes()).max(0.0) as u64
+    }
+
+    /// Bytes of a KV slot on a machine, rounded up.
+    pub fn slot_bytes(&self) -> u64 {
+        (self.shard().kv_values * self.machine.kv_bytes).ceil() as u64
     }
 }
 
@@ -163,6 +165,11 @@ impl fmt::Display for Preset {
 mod tests {
     use super::*;
 
+    /// KV slots that the memory beside the weights holds.
+    fn slots(preset: &Preset) -> u64 {
+        preset.free_bytes() / preset.slot_bytes()
+    }
+
     #[test]
     fn shapes_have_the_size_in_their_names() {
         for (name, billions) in
@@ -187,22 +194,22 @@ mod tests {
 
     #[test]
     fn fewer_bytes_per_weight_leave_more_slots() {
-        let slots = |text: &str| Preset::parse(text).unwrap().slots(0.9);
+        let slots = |text: &str| slots(&Preset::parse(text).unwrap());
         assert!(slots("h100:qwen3-32b:fp8") > slots("h100:qwen3-32b:q8_0"));
         assert!(slots("h100:qwen3-32b:q8_0") > slots("h100:qwen3-32b"));
     }
 
     #[test]
-    fn a_pool_gets_its_share_of_free_memory() {
+    fn weights_leave_the_rest_of_the_memory() {
         let preset = Preset::parse("h200:qwen3-14b").unwrap();
         // 40 layers, 8 KV heads of 128, K and V, two bytes each; 14.8 billion weights of two bytes,
         // embedding table included.
-        let all = f64::from(preset.slots(1.0)) * (40 * 8 * 128 * 2 * 2) as f64;
-        assert!((all / (149.5e9 - 29.5e9) - 1.0).abs() < 0.01, "{all}");
-        assert_eq!(preset.slots(0.5), preset.slots(1.0) / 2);
+        assert_eq!(preset.slot_bytes(), 40 * 8 * 128 * 2 * 2);
+        let free = preset.free_bytes() as f64;
+        assert!((free / (149.5e9 - 29.5e9) - 1.0).abs() < 0.01, "{free}");
         let mut small = preset;
         small.machine.memory = Figure::given(20e9);
-        assert_eq!(small.slots(0.9), 0, "no room beside the weights");
+        assert_eq!(small.free_bytes(), 0, "no room beside the weights");
     }
 
     #[test]
@@ -211,9 +218,9 @@ mod tests {
         assert_eq!(one.with_ranks(1), Ok(one));
         let four = one.with_ranks(4).unwrap();
         // Weights, K and V are divided; the embedding table is not.
-        assert!(four.slots(1.0) > 4 * one.slots(1.0), "{}", four.slots(1.0));
+        assert!(slots(&four) > 4 * slots(&one), "{}", slots(&four));
         // With more ranks than its 8 KV heads, these are replicated.
-        let slots = [8, 16].map(|ranks| one.with_ranks(ranks).unwrap().slots(1.0));
+        let slots = [8, 16].map(|ranks| slots(&one.with_ranks(ranks).unwrap()));
         assert!(slots[1] < slots[0] * 11 / 10, "{slots:?}");
         let too_many = RankError::Count { ranks: 41, shape: "qwen3-14b", heads: 40 };
         assert_eq!(one.with_ranks(41), Err(too_many));

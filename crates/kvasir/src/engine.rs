@@ -4,13 +4,14 @@
 use crate::backend::AnyExecutor;
 use crate::cache_options::CacheOptions;
 use crate::error::Error;
+use crate::layer_groups::group_facts;
 use crate::load::LoadedModel;
 use crate::memory::available_memory;
 use crate::model::Model;
 use crate::shared_prefix::SharedPrefix;
 use crate::speculation::Speculation;
 use kvasir_cpu::KvType;
-use kvasir_engine::{ConfigError, Core, Engine, EngineConfig, Facts, Params, Request, Resolved};
+use kvasir_engine::{ConfigError, Core, Engine, EngineConfig, Facts, GroupFacts, Params, Request, Resolved};
 use kvasir_exec::Executor;
 use kvasir_kv::{Rings, Token, build};
 use std::{fmt::Display, time::Instant};
@@ -78,16 +79,26 @@ impl LoadedModel {
         self.simulated().is_some() && self.speculation().is_none()
     }
 
-    /// Facts on which the defaults of an [`EngineConfig`] depend, for a
-    /// KV pool of up to `slots` slots.
-    pub fn facts(&self, slots: u32) -> Facts {
+    /// Facts on which the defaults of an [`EngineConfig`] depend. K/V has at most
+    /// `default_capacity` slots, unless the configuration sets the capacity.
+    pub fn facts(&self, default_capacity: Option<u32>) -> Facts {
+        self.facts_for(default_capacity, self.kv())
+    }
+
+    /// [`facts`](Self::facts) of an engine whose K/V has the data type `kv`.
+    fn facts_for(&self, default_capacity: Option<u32>, kv: KvType) -> Facts {
         let program = self.program();
         Facts {
             // Limits reserve one position for a generated token, which an encoder does not use.
             max_model_len: self.max_model_len().saturating_add(program.is_encoder().into()),
             is_encoder: program.is_encoder(),
-            slots,
-            slots_in_memory: self.slots_in_memory(1.0),
+            bytes: self.free_bytes(),
+            groups: match self.simulated() {
+                Some(preset) => vec![GroupFacts::full(preset.slot_bytes())],
+                None => group_facts(program, self.draft_layers(), kv),
+            },
+            default_capacity,
+            longest_draft: self.speculation().map_or(0, Speculation::longest_draft),
             windows: program.windows(),
             is_cpu: true,
             is_simulated: self.simulated().is_some(),
@@ -118,8 +129,7 @@ impl LoadedModel {
     /// Resolves a configuration for this model. Unless it sets the capacity, the pool has `slots`
     /// slots, or as many as its share of the free memory holds.
     pub fn resolve(&self, config: &EngineConfig, slots: u32) -> Result<Resolved, ConfigError> {
-        let in_memory = self.slots_in_memory(config.memory_share()?);
-        config.resolve(&self.facts(in_memory.map_or(slots, |most| most.min(slots))))
+        config.resolve(&self.facts(Some(slots)))
     }
 
     /// Slots that the newest token and the drafts of a sequence hold until they are verified; 0
@@ -128,15 +138,13 @@ impl LoadedModel {
         self.speculation().map_or(0, |speculation| speculation.parameters.shape.nodes + 1)
     }
 
-    /// Slots that fit into `share` of the memory that the weights leave free, those counted that
-    /// are packed later; `None` if unknown.
-    pub fn slots_in_memory(&self, share: f64) -> Option<u32> {
-        if let Some(preset) = self.simulated() {
-            return Some(preset.slots(share));
+    /// Memory that the weights leave, in bytes; `None` if unknown. Matrices that are packed later
+    /// and mapped tables count as taken.
+    pub fn free_bytes(&self) -> Option<u64> {
+        match self.simulated() {
+            Some(preset) => Some(preset.free_bytes()),
+            None => Some(available_memory()?.saturating_sub(self.pending_weight_bytes())),
         }
-        let unpacked = self.cpu_model().map_or(0, |model| model.unpacked_bytes() as u64);
-        let free = available_memory()?.saturating_sub(unpacked) as f64;
-        Some((free * share / self.slot_bytes().max(1) as f64) as u32)
     }
 }
 
@@ -196,13 +204,14 @@ impl Model {
             let reason = "the draft model has no K and V of the prefix";
             return Err(ConfigError::conflict(spec, ("shared_prefix", &tokens), reason).into());
         }
-        let resolved = self.loaded.resolve(&options.engine, DEFAULT_SLOTS)?;
+        let kv = options.kv.or(prefix.map(SharedPrefix::kv));
+        let facts = self.loaded.facts_for(Some(DEFAULT_SLOTS), kv.unwrap_or(self.loaded.kv()));
+        let resolved = options.engine.resolve(&facts)?;
         let own = build(resolved.kind, &resolved.cache).map_err(|e| Error::invalid("cache", e))?;
         let cache = match prefix {
             Some(prefix) => Box::new(prefix.frozen().under(own).map_err(|e| Error::invalid("cache", e))?),
             None => own,
         };
-        let kv = options.kv.or(prefix.map(SharedPrefix::kv));
         let mut engine = self.loaded.engine_with(resolved.core_over(cache), resolved.overlap, kv)?;
         if let Some(prefix) = prefix {
             prefix.attach(|id, pool| engine.executor_mut().attach(id, pool))?;

@@ -1,7 +1,11 @@
 //! Data of `kvasir inspect`: architecture, programs, K/V facts per layer, and memory plan.
 
+use crate::engine::DEFAULT_SLOTS;
+use crate::memory::available_memory;
 use crate::model_card::ModelCard;
 use crate::opened::OpenedModel;
+use kvasir_cpu::KvType;
+use kvasir_engine::{EngineConfig, MemoryDivision};
 use kvasir_program::{Architecture, Buffers, LayerFacts, Model, StateFacts};
 use serde::Serialize;
 use std::fmt;
@@ -85,6 +89,9 @@ pub struct MemoryPlan {
     pub step_numbers_per_token: usize,
     /// Additional activation elements per sampled token.
     pub step_numbers_per_sample: usize,
+    /// How a server with default options divides the free memory of this machine, with 16-bit K
+    /// and V. `None` if it holds less than one sequence.
+    pub division: Option<MemoryDivision>,
 }
 
 impl Inspection {
@@ -118,6 +125,7 @@ impl Inspection {
                 values: target.values.len(),
                 step_numbers_per_token: buffers.numbers(1, 0),
                 step_numbers_per_sample: buffers.numbers(0, 1),
+                division: division(opened),
             },
         }
     }
@@ -173,11 +181,24 @@ impl fmt::Display for Inspection {
         }
         let (half, full) = (memory.kv_bytes_per_token_16_bit, memory.kv_bytes_per_token_32_bit);
         writeln!(f, "  {half} bytes of K/V per token in a 16-bit pool, {full} in a 32-bit one")?;
+        match &memory.division {
+            Some(division) => writeln!(f, "  by default on this machine: {division}")?,
+            None => writeln!(f, "  less than one sequence in the memory that the weights leave")?,
+        }
+        if !target.windows().is_empty() {
+            writeln!(f, "  sliding-window layers store K/V of all tokens, but for --rings on")?;
+        }
         writeln!(f, "  {} values in {} buffers", memory.values, memory.buffers)?;
         let (token, sample) = (memory.step_numbers_per_token, memory.step_numbers_per_sample);
         writeln!(f, "  {token} numbers per token of a step, {sample} per sampled token")?;
         self.programs.programs().try_for_each(|program| write!(f, "\n{program}"))
     }
+}
+
+/// The division of this machine's free memory among the parts of the cache.
+fn division(opened: &OpenedModel) -> Option<MemoryDivision> {
+    let config = EngineConfig::default();
+    opened.memory_division(&config, KvType::Bf16, available_memory(), Some(DEFAULT_SLOTS)).ok()
 }
 
 /// Equal layers under one name: `layers 0, 2, 4-7`.

@@ -50,6 +50,7 @@ mod generation;
 mod hub;
 mod inspection;
 mod kvasir;
+mod layer_groups;
 mod load;
 mod logits;
 mod memory;
@@ -106,8 +107,8 @@ pub use kvasir_chat::{
 pub use kvasir_cpu::{KvType, PackedFile, Precision};
 pub use kvasir_draft::TreeShape;
 pub use kvasir_engine::{
-    Argument, ConfigError, DraftWidth, EngineConfig, Facts, Finish, Order, Params, PolicyConfig, Refusal,
-    RequestId, Resolved,
+    Argument, ConfigError, DraftWidth, EngineConfig, Facts, Finish, GroupFacts, MemoryDivision, Order,
+    Params, PolicyConfig, Refusal, RequestId, Resolved, StateDivision,
 };
 pub use kvasir_kv::{CacheKind, Token};
 pub use kvasir_sample::{

@@ -11,7 +11,7 @@ use kvasir_cpu::{
 use kvasir_exec::{Executor, ExpertExchange, Ran, RankControl, RankExecutor, Ranks};
 use kvasir_kv::Token;
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
-use kvasir_program::Program;
+use kvasir_program::{LayerFacts, Program};
 use kvasir_sim::{Paced, Preset, TokenList};
 use std::sync::{Arc, Mutex, PoisonError};
 use xxhash_rust::xxh64::xxh64;
@@ -229,10 +229,14 @@ impl LoadedModel {
         }
     }
 
-    /// Bytes of K/V per slot, with those of the draft model, whose pool mirrors the target's.
+    /// K/V layouts of the draft model's layers; empty without one. Its pool mirrors the target's.
+    pub(crate) fn draft_layers(&self) -> &[LayerFacts] {
+        self.draft.as_ref().map_or(&[], |draft| &draft.layers)
+    }
+
+    /// Bytes of K/V per slot, with those of the draft model.
     pub fn slot_bytes(&self) -> usize {
-        let drafts = self.draft.as_ref().map_or(0, |draft| self.kv.slot_bytes(&draft.layers));
-        self.kv.slot_bytes(&self.program().layers) + drafts
+        self.kv.slot_bytes(&self.program().layers) + self.kv.slot_bytes(self.draft_layers())
     }
 
     /// An executor with a KV pool of its own. `kv` is its K/V data type; `None` takes the default.
@@ -367,17 +371,31 @@ impl LoadedModel {
         }
     }
 
-    /// Packed weights of the target and the draft model; zero but on the CPU backend.
-    pub fn packed_weights(&self) -> PackedWeights {
+    /// The models of the CPU backend: the target, and the draft model if there is one.
+    fn cpu_models(&self) -> impl Iterator<Item = &CpuModel> {
+        let target = match &self.weights {
+            Weights::Cpu(model) => Some(&**model),
+            Weights::Plain(_) | Weights::Sim(..) => None,
+        };
         let draft = match &self.draft {
-            Some(LoadedDraft { weights: DraftWeights::Cpu(model), .. }) => Some(Arc::clone(model)),
+            Some(LoadedDraft { weights: DraftWeights::Cpu(model), .. }) => Some(&**model),
             _ => None,
         };
-        let models = || self.cpu_model().into_iter().chain(draft.clone());
+        target.into_iter().chain(draft)
+    }
+
+    /// Packed weights of the target and the draft model; zero but on the CPU backend.
+    pub fn packed_weights(&self) -> PackedWeights {
         PackedWeights {
-            bytes: models().map(|model| model.packed_bytes() as u64).sum(),
-            shared: models().map(|model| model.shared_bytes() as u64).sum(),
+            bytes: self.cpu_models().map(|model| model.packed_bytes() as u64).sum(),
+            shared: self.cpu_models().map(|model| model.shared_bytes() as u64).sum(),
         }
+    }
+
+    /// Memory that the weights will take and that the system still counts as available: matrices
+    /// that are packed later, and tables in mapped files, whose pages it could reclaim.
+    pub fn pending_weight_bytes(&self) -> u64 {
+        self.cpu_models().map(|model| model.unpacked_bytes() as u64 + model.mapped_bytes()).sum()
     }
 
     /// Speculative decoding of engines over this model.

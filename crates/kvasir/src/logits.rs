@@ -13,7 +13,7 @@ impl LoadedModel {
     /// Next-token logits after the last token of a prompt, or with `all` after each token.
     pub fn logits(&self, prompt: &[Token], all: bool) -> Result<Vec<Vec<f32>>, Error> {
         let config = EngineConfig { cache: Some(CacheKind::Contiguous), ..EngineConfig::default() };
-        let mut resolved = config.resolve(&self.facts(prompt.len() as u32 + 1))?;
+        let mut resolved = config.resolve(&self.facts(Some(prompt.len() as u32 + 1)))?;
         resolved.limits.max_prompt = Some(resolved.limits.max_model_len);
         self.logits_with(resolved.core()?, resolved.overlap, prompt, all)
     }

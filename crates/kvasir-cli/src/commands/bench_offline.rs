@@ -37,11 +37,8 @@ impl Args {
 
     pub(crate) fn run(self) -> Result<ExitCode, Failure> {
         let config = self.options.config()?;
-        let share = config.memory_share()?;
         let loaded = self.model.load()?;
-        let max_model_len = u32::try_from(loaded.program().max_positions).unwrap_or(u32::MAX);
-        let slots = loaded.slots_in_memory(share).unwrap_or(max_model_len);
-        let resolved = config.resolve(&loaded.facts(slots))?;
+        let resolved = config.resolve(&loaded.facts(None))?;
         let core = resolved.core()?;
         let setup = setup_of(&loaded, &resolved, &core);
         let engine = loaded.engine(core, resolved.overlap)?;

@@ -116,8 +116,12 @@ impl RankStart {
         let loaded = loaded.among(Rank { ranks: process.member(), control });
         let slots = process.wait_for_start().map_err(Failure::failed)?;
         // Rank 0 has checked that the capacity fits into memory.
-        let config =
-            kvasir::EngineConfig { kv_capacity: Some(slots), overcommit: true, ..self.options.config()? };
+        let config = kvasir::EngineConfig {
+            kv_capacity: Some(slots),
+            memory_utilization: None,
+            overcommit: true,
+            ..self.options.config()?
+        };
         let resolved = loaded.resolve(&config, DEFAULT_SLOTS)?;
         let core = resolved.core()?;
         if !by_requests {

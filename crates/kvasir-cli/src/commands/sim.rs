@@ -12,7 +12,7 @@ use crate::options::rules::rule;
 use crate::options::sim_fleet::SimFleetArgs;
 use crate::options::workload::{Kind, WorkloadArgs};
 use clap::builder::ArgPredicate;
-use kvasir::Facts;
+use kvasir::{Facts, GroupFacts};
 use kvasir_bench::{
     sim::{
         self, Failures, Finished, FleetModel, Replica, ReplicaReport, Report, RoleTime, Run, SimulatedMachine,
@@ -210,16 +210,13 @@ impl Args {
         let config = self.options.over(&written)?.config()?;
         let facts = Facts {
             max_model_len: preset.shape.max_model_len,
-            slots: preset.slots(config.memory_share()?),
-            slots_in_memory: Some(preset.slots(1.0)),
-            windows: Vec::new(),
-            is_encoder: false,
+            bytes: Some(preset.free_bytes()),
+            groups: vec![GroupFacts::full(preset.slot_bytes())],
             is_cpu: preset.machine.is_cpu,
             is_simulated: true,
             has_graphs: true,
-            has_rings: false,
-            batch_sizes: Vec::new(),
             overlaps: spec.is_none(),
+            ..Facts::default()
         };
         let resolved = config.resolve(&facts)?;
         let (replicas, route, roles) = (self.fleet.replicas(), self.fleet.route(), self.fleet.roles());

@@ -6,7 +6,7 @@
 //! twice the bound are given. Weights are read far less often than they are multiplied, so
 //! bandwidth does not matter.
 
-use kvasir::{KvType, OpenedModel, Precision};
+use kvasir::{EngineConfig, KvType, MemoryDivision, OpenedModel, Precision};
 use kvasir_cpu::MachineLimits;
 use kvasir_formats::{Checkpoint, DType};
 use kvasir_program::{Op, Program, Role};
@@ -25,34 +25,40 @@ pub(crate) struct Forecast {
     pub(crate) free: Option<u64>,
     /// Longest context of the model in tokens.
     pub(crate) longest: usize,
-    /// Tokens of K/V that fit into the memory that the weights leave, if known.
-    pub(crate) context: Option<u64>,
+    /// Division of the memory that the weights leave, if it is known and holds a sequence.
+    pub(crate) division: Option<MemoryDivision>,
     /// Tokens of the predicted prompt, and the least seconds to its first token.
     pub(crate) first_token: Option<(usize, f64)>,
 }
 
 impl Forecast {
-    /// Predicts from the file's headers. `share` is the part of the free memory for K/V of this
-    /// type; `peaks` are the arithmetic limits, if measured.
+    /// Predicts from the file's headers, for K/V of this type in the engine of `config`. `peaks` are
+    /// the arithmetic limits, if measured.
     pub(crate) fn of(
         opened: &OpenedModel,
         kv: KvType,
         free: Option<u64>,
-        share: f64,
+        config: &EngineConfig,
         peaks: Option<&MachineLimits>,
     ) -> Self {
         let target = &opened.model.target;
         let stored = opened.stored_bytes();
-        let slot = slot_bytes(opened, kv) as f64;
-        let left = free.map(|free| free.saturating_sub(stored));
+        // The forecast tells what a given capacity could be.
+        let config = EngineConfig { kv_capacity: None, ..config.clone() };
+        let division = free.and_then(|free| opened.memory_division(&config, kv, Some(free), None).ok());
         let prompt = PROMPT.min(target.max_positions);
         Self {
             stored,
             free,
             longest: target.max_positions,
-            context: left.map(|left| (left as f64 * share / slot) as u64),
+            division,
             first_token: peaks.map(|peaks| (prompt, prompt_seconds(opened, prompt as f64, peaks))),
         }
+    }
+
+    /// Longest context of the model that the memory holds, in tokens, if known.
+    pub(crate) fn context(&self) -> Option<u64> {
+        self.division.map(|division| u64::from(division.slots).min(self.longest as u64))
     }
 
     /// Whether the weights fit; `None` if the free memory is unknown.
@@ -69,9 +75,10 @@ impl fmt::Display for Forecast {
             (Some(free), _) => write!(f, " do not fit into {:.1} GB of free memory", free as f64 / GB)?,
             (None, _) => write!(f, ", free memory unknown")?,
         }
-        if let Some(context) = self.context {
-            let longest = self.longest as u64;
-            write!(f, "; room for {context} tokens of K and V, contexts of up to {}", context.min(longest))?;
+        if let Some(division) = self.division {
+            let (slots, context) = (division.slots, self.context().unwrap_or(0));
+            write!(f, "; room for {slots} tokens of K and V, contexts of up to {context}")?;
+            division.states.iter().try_for_each(|states| write!(f, "; {states}"))?;
         }
         match self.first_token {
             Some((prompt, seconds)) => {
@@ -189,20 +196,23 @@ mod tests {
     #[test]
     fn predictions_follow_size_and_memory() {
         let opened = opened("qwen3");
-        let at = |free| Forecast::of(&opened, KvType::Bf16, free, 0.5, Some(&PEAKS));
+        let config = EngineConfig { memory_utilization: Some(0.5), ..EngineConfig::default() };
+        let at = |free| Forecast::of(&opened, KvType::Bf16, free, &config, Some(&PEAKS));
+        let slots = |free| at(free).division.map(|division| division.slots);
         let stored = at(None).stored;
         assert_eq!(
             (at(None).fits(), at(Some(stored - 1)).fits(), at(Some(stored)).fits()),
             (None, Some(false), Some(true))
         );
         let slot = KvType::Bf16.slot_bytes(&opened.model.target.layers) as u64;
-        assert_eq!(at(Some(stored + 20 * slot)).context, Some(10));
+        assert_eq!(slots(Some(stored + 40 * slot)), Some(20));
+        assert_eq!(slots(Some(stored + 20 * slot)), None, "less than a block");
         assert!(at(Some(stored - 1)).to_string().contains("do not fit"));
         let (prompt, seconds) = at(None).first_token.unwrap();
         assert_eq!(prompt, PROMPT.min(opened.model.target.max_positions));
         // Two operations per matrix element and token, and attention.
         assert!(seconds > 0.0 && seconds < 1.0, "{seconds}");
-        assert_eq!(Forecast::of(&opened, KvType::Bf16, None, 0.5, None).first_token, None);
+        assert_eq!(Forecast::of(&opened, KvType::Bf16, None, &config, None).first_token, None);
     }
 
     #[test]
@@ -211,7 +221,9 @@ mod tests {
         for (name, method, draft) in models {
             let spec = format!("{method}:{}", kvasir_testkit::paths::model(draft).display());
             let with = opened(name).speculate(&spec.parse().unwrap()).unwrap();
-            let of = |opened: &OpenedModel, free| Forecast::of(opened, KvType::Bf16, free, 1.0, Some(&PEAKS));
+            let config = EngineConfig { memory_utilization: Some(1.0), ..EngineConfig::default() };
+            let of =
+                |opened: &OpenedModel, free| Forecast::of(opened, KvType::Bf16, free, &config, Some(&PEAKS));
             let (alone, both) = (of(&opened(name), None), of(&with, None));
             let (program, checkpoint) = with.draft().unwrap();
             let own: u64 = checkpoint.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
@@ -219,8 +231,8 @@ mod tests {
             assert_eq!(both.stored, alone.stored + own, "{method}");
             let slot =
                 KvType::Bf16.slot_bytes(&with.model.target.layers) + KvType::Bf16.slot_bytes(&program.layers);
-            let free = both.stored + 10 * slot as u64;
-            assert_eq!(of(&with, Some(free)).context, Some(10), "{method}");
+            let free = both.stored + 20 * slot as u64;
+            assert_eq!(of(&with, Some(free)).division.map(|division| division.slots), Some(20), "{method}");
             assert!(both.first_token.unwrap().1 > alone.first_token.unwrap().1, "{method}");
             assert_eq!(of(&with, Some(both.stored - 1)).fits(), Some(false), "{method}");
         }

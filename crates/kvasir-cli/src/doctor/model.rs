@@ -3,14 +3,13 @@
 
 use crate::doctor::check::Check;
 use crate::doctor::forecast::{Forecast, Range, chosen_experts, limits_of, slot_bytes};
-use kvasir::{KvType, OpenedModel, Precision};
+use kvasir::{EngineConfig, KvType, OpenedModel, Precision};
 use kvasir_cpu::MachineLimits;
+use kvasir_kv::StateConfig;
 use kvasir_program::Role;
 use std::collections::BTreeMap;
 
 const GB: f64 = 1e9;
-/// Default `--memory-utilization` of servers.
-const MEMORY_SHARE: f64 = 0.9;
 
 pub(crate) fn checks(
     opened: &OpenedModel,
@@ -19,7 +18,7 @@ pub(crate) fn checks(
     peaks: Option<&MachineLimits>,
 ) -> Vec<Check> {
     let limits = peaks.map(|peaks| limits_of(opened, Precision::Auto, *peaks).1);
-    let forecast = Forecast::of(opened, KvType::Bf16, free, MEMORY_SHARE, limits.as_ref());
+    let forecast = Forecast::of(opened, KvType::Bf16, free, &EngineConfig::default(), limits.as_ref());
     let tensors = opened.checkpoint.tensors();
     let own: u64 = tensors.map(|tensor| tensor.bytes.len() as u64).sum();
     let mut checks = vec![weights(opened, name, own)];
@@ -69,16 +68,21 @@ fn fits(stored: u64, free: Option<u64>) -> Check {
     }
 }
 
-/// Context capacity: tokens of K/V per GB, and in the memory left by the weights.
+/// Context capacity: tokens of K/V per GB, and the division of the memory left by the weights.
 fn context(opened: &OpenedModel, forecast: &Forecast) -> Check {
     let slot = slot_bytes(opened, KvType::Bf16) as u64;
     let per_gb = 1_000_000_000 / slot;
     let mut found = format!("{per_gb} tokens of K/V per GB in bf16");
     let mut check = Check::ok("context", "");
-    if let Some(room) = forecast.context {
-        let longest = forecast.longest as u64;
-        found += &format!(", {room} in what weights leave; contexts of up to {}", room.min(longest));
-        check = check.value("tokens", room).value("longest", room.min(longest));
+    if let (Some(division), Some(longest)) = (forecast.division, forecast.context()) {
+        found += &format!(", {} in what weights leave; contexts of up to {longest}", division.slots);
+        check = check.value("tokens", division.slots).value("longest", longest);
+        if let Some(states) = division.states {
+            found += &format!("; {states}");
+            let StateConfig { live, checkpoints, interval, .. } = states.config;
+            check = check.value("live_states", live).value("checkpoints", checkpoints);
+            check = check.value("state_interval", interval).value("state_bytes", states.state_bytes);
+        }
     }
     check.found(found).value("kv_bytes_per_token", slot).value("tokens_per_gb", per_gb)
 }

@@ -1,6 +1,7 @@
 //! Engine options shared by `serve`, `chat`, `generate`, `bench` and `sim`: flags, `KVASIR_…`
 //! variables and file keys, defined once.
 
+pub(crate) mod byte_size;
 pub(crate) mod client_rules;
 pub(crate) mod fleet;
 pub(crate) mod host;
@@ -23,6 +24,7 @@ pub(crate) mod switch;
 pub(crate) mod workload;
 
 use crate::io::failure::Failure;
+use crate::options::byte_size::ByteSize;
 use crate::options::policy::PolicyKind;
 use crate::options::rules::rule;
 use crate::options::switch::{Switch, word};
@@ -56,12 +58,18 @@ pub(crate) struct SequenceOptions {
     /// KV cache capacity in slots of one token [default: what memory holds; chat and serve at most 32768; generate as many as it needs]
     #[arg(long, env = "KVASIR_KV_CAPACITY", value_name = "SLOTS")]
     pub(super) kv_capacity: Option<u32>,
-    /// Share of the memory left by the weights that the KV cache may use [default: 0.9]
+    /// Share of the memory left by the weights that K/V and recurrent states may use [default: 0.9]
     #[arg(long, env = "KVASIR_MEMORY_UTILIZATION", value_name = "SHARE", value_parser = finite)]
     pub(super) memory_utilization: Option<f64>,
     /// Let --kv-capacity exceed what the free memory holds, on or off: memory is committed as it is used [default: off]
     #[arg(long, env = "KVASIR_OVERCOMMIT", value_parser = word::<Switch>)]
     pub(super) overcommit: Option<Switch>,
+    /// Memory for checkpoints of recurrent layers, such as 512MB or 2GiB [default: an eighth of the memory that K/V and states may use]
+    #[arg(long, env = "KVASIR_STATE_MEMORY", value_name = "BYTES", value_parser = word::<ByteSize>)]
+    pub(super) state_memory: Option<ByteSize>,
+    /// Distance of regular checkpoints of recurrent layers in tokens, 0 for none [default: 256 to 4096, by the size of a checkpoint]
+    #[arg(long, env = "KVASIR_STATE_INTERVAL", value_name = "TOKENS")]
+    pub(super) state_interval: Option<u32>,
     /// Slots per KV cache block, 1 to 256 [default: 16; 64 with rectangular]
     #[arg(long, env = "KVASIR_BLOCK_SIZE", value_name = "SLOTS")]
     pub(super) block_size: Option<u32>,

@@ -5,7 +5,8 @@ use crate::doctor::forecast::{Forecast, limits_of};
 use crate::io::failure::Failure;
 use crate::options::rules::rule;
 use kvasir::{
-    Acceptance, BackendKind, DRAFT_METHODS, KvType, LoadedModel, ModelFiles, OpenedModel, Speculation,
+    Acceptance, BackendKind, DRAFT_METHODS, EngineConfig, KvType, LoadedModel, ModelFiles, OpenedModel,
+    Speculation,
 };
 use kvasir_cpu::{Isa, MachineLimits, ThreadPool};
 use kvasir_sim::Preset;
@@ -309,9 +310,9 @@ impl ModelArgs {
         Ok(loaded.with_batch_sizes(self.batch_sizes.clone())?)
     }
 
-    /// Predictions before loading, with this part of the free memory for K/V; `None` for the simulated
-    /// device. Measures the arithmetic of the machine, which takes some hundredths of a second.
-    pub(crate) fn forecast(&self, opened: &OpenedModel, share: f64) -> Option<Forecast> {
+    /// Predictions before loading, for the engine of `config`; `None` for the simulated device.
+    /// Measures the arithmetic of the machine, which takes some hundredths of a second.
+    pub(crate) fn forecast(&self, opened: &OpenedModel, config: &EngineConfig) -> Option<Forecast> {
         let compute = &self.compute;
         let (kv, peaks) = match compute.backend {
             Backend::Sim => return None,
@@ -325,7 +326,7 @@ impl ModelArgs {
             }
         };
         let kv = compute.kv_dtype.unwrap_or(kv);
-        Some(Forecast::of(opened, kv, kvasir::available_memory(), share, peaks.as_ref()))
+        Some(Forecast::of(opened, kv, kvasir::available_memory(), config, peaks.as_ref()))
     }
 
     /// The same options for another model.

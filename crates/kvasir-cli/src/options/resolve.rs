@@ -1,6 +1,7 @@
 //! Options as an engine configuration, and what the trace page shows of a resolved one.
 
 use crate::io::failure::Failure;
+use crate::options::byte_size::ByteSize;
 use crate::options::switch::Switch;
 use crate::options::{Options, SequenceOptions};
 use kvasir::{EngineConfig, LoadedModel, PolicyConfig, Resolved, Speculation};
@@ -20,6 +21,8 @@ impl Options {
             memory_utilization: self.sequence.memory_utilization,
             engines: 1,
             overcommit: self.sequence.overcommit.is_some_and(Switch::is_on),
+            state_memory: self.sequence.state_memory.map(ByteSize::bytes),
+            state_interval: self.sequence.state_interval,
             block_size: self.sequence.block_size,
             rings: self.sequence.rings.is_some_and(Switch::is_on),
             prefix_cache: self.batching.prefix_cache.map(Switch::is_on),
@@ -98,6 +101,11 @@ pub(crate) fn setup(resolved: &Resolved, core: &Core) -> Map<String, Value> {
     set("overlap", resolved.overlap.into());
     set("graph_max_batch", limits.graph_max_batch.into());
     set("rings", resolved.cache.rings.is_some().into());
+    if let Some(states) = resolved.cache.states {
+        set("live_states", states.live.into());
+        set("checkpoints", states.checkpoints.into());
+        set("state_interval", states.interval.into());
+    }
     match resolved.policy {
         PolicyConfig::PrefillFirst { chunking, delay_factor } => {
             let cap = if let Chunking::On { cap } = chunking { cap } else { None };

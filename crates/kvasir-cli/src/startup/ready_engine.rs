@@ -4,8 +4,8 @@ use crate::io::failure::Failure;
 use crate::options::model::ModelArgs;
 use crate::options::resolve::setup_of;
 use kvasir::{
-    AnyExecutor, DEFAULT_SLOTS, EngineConfig, Error, ExpertReplica, LoadedModel, OpenedModel, PackedWeights,
-    Precision, Rank,
+    AnyExecutor, DEFAULT_SLOTS, EngineConfig, Error, ExpertReplica, LoadedModel, MemoryDivision, OpenedModel,
+    PackedWeights, Precision, Rank,
 };
 use kvasir_engine::{Engine, Route};
 use kvasir_exec::{RankControl, Ranks};
@@ -48,16 +48,16 @@ pub(crate) struct EngineFacts {
     pub(crate) backend: Cow<'static, str>,
     /// KV cache slots of the pool.
     pub(crate) slots: u32,
-    /// Whether memory holds more slots than the default of `--kv-capacity` takes.
-    pub(crate) is_capped: bool,
+    /// How the engine divides its memory.
+    pub(crate) memory: MemoryDivision,
     /// Context length: prompt and answer together.
     pub(crate) max_len: u32,
     /// Maximum running sequences.
     pub(crate) max_num_seqs: u32,
     /// Maximum tokens per step.
     pub(crate) max_num_batched_tokens: u32,
-    /// Name of the K/V data type, and bytes of a slot, with those of a draft model.
-    pub(crate) kv: (String, usize),
+    /// Name of the K/V data type.
+    pub(crate) kv: String,
     /// Memory of packed weights, in bytes.
     pub(crate) packed_bytes: u64,
     /// The part of `packed_bytes` that all engines share.
@@ -87,7 +87,7 @@ impl ReadyEngine {
         warms_up: bool,
         peers: Peers<'_>,
     ) -> Result<Self, Failure> {
-        let share = config.memory_share()?;
+        config.memory_share()?;
         let loaded = match &peers {
             Peers::Ranks(Leader { group, by_requests }) => {
                 let ranks = group.member();
@@ -105,7 +105,6 @@ impl ReadyEngine {
             }
             Peers::None => model.load_opened(opened)?,
         };
-        let in_memory = loaded.slots_in_memory(share).filter(|_| config.kv_capacity.is_none());
         let resolved = loaded.resolve(config, DEFAULT_SLOTS)?;
         let core = resolved.core()?;
         let setup = setup_of(&loaded, &resolved, &core);
@@ -123,11 +122,11 @@ impl ReadyEngine {
             shared_bytes,
             backend: loaded.backend().into(),
             slots,
-            is_capped: in_memory.is_some_and(|in_memory| in_memory > slots),
+            memory: resolved.division,
             max_len: engine.core().limits().max_model_len.min(slots),
             max_num_seqs: engine.core().limits().max_num_seqs,
             max_num_batched_tokens: engine.core().limits().max_num_batched_tokens,
-            kv: (loaded.kv().to_string(), loaded.slot_bytes()),
+            kv: loaded.kv().to_string(),
             arithmetic: match loaded.arithmetic() {
                 Some((1, precision)) => format!("1 thread, {}", precision_name(precision)),
                 Some((threads, precision)) => format!("{threads} threads, {}", precision_name(precision)),

@@ -23,7 +23,7 @@ use crate::weights::precision::Precision;
 use crate::weights::source::WeightSource;
 use kvasir_formats::Error;
 use kvasir_program::{Matrices, Op, Program, Tap, ValueId, WeightId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -161,6 +161,25 @@ impl CpuModel {
     /// Memory that packing has yet to take, in bytes.
     pub fn unpacked_bytes(&self) -> usize {
         self.linears().map(|l| l.packed.unpacked_bytes()).sum()
+    }
+
+    /// Bytes of the embedding tables, which stay in the mapped file: steps read single rows of them.
+    pub fn mapped_bytes(&self) -> u64 {
+        if !self.source.reads_in_place() {
+            return 0;
+        }
+        let tables = self.program.ops.iter().filter_map(|op| match op {
+            Op::Embed { table, .. } | Op::Lookup { table, .. } => Some(self.program.resolve(*table)),
+            _ => None,
+        });
+        let bytes = |id: WeightId| {
+            let weight = self.program.weight(id);
+            let width = weight.shape.last().copied().unwrap_or(0).max(1);
+            let rows = weight.shape.iter().product::<usize>() / width;
+            let dtype = self.source.dtype(&weight.name, &weight.shape).ok().flatten();
+            dtype.and_then(|dtype| dtype.row_bytes(width).ok()).map_or(0, |row| (rows * row) as u64)
+        };
+        tables.collect::<BTreeSet<_>>().into_iter().map(bytes).sum()
     }
 
     /// Bytes that the panels of all matrices occupy once packed.

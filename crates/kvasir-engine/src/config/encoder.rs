@@ -5,8 +5,8 @@
 
 use crate::config::EngineConfig;
 use crate::config::error::{ConfigError, ensure};
+use crate::config::facts::Facts;
 use crate::config::policy::PolicyConfig;
-use crate::config::resolve::Facts;
 use crate::scheduler::policy::prefill_first::Chunking;
 
 /// Lower bound of the default `max_num_batched_tokens`.
@@ -68,7 +68,13 @@ mod tests {
     use crate::scheduler::policy::rectangular::config::RectangularConfig;
 
     fn facts() -> Facts {
-        Facts { max_model_len: 8193, slots: 32768, is_cpu: true, is_encoder: true, ..Facts::default() }
+        Facts {
+            max_model_len: 8193,
+            default_capacity: Some(32768),
+            is_cpu: true,
+            is_encoder: true,
+            ..Facts::default()
+        }
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 use std::fmt::{self, Display};
 
+/// Maximum tokens of a sequence or a step.
+pub(super) const MOST_TOKENS: u32 = 1 << 30;
+
 /// A parameter and its value, as an error cites them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument {

@@ -9,6 +9,8 @@
 
 pub(crate) mod encoder;
 pub(crate) mod error;
+pub(crate) mod facts;
+pub(crate) mod memory_division;
 pub(crate) mod policy;
 pub(crate) mod resolve;
 
@@ -27,12 +29,19 @@ pub struct EngineConfig {
     pub policy: PolicyConfig,
     /// Order of the waiting queue.
     pub order: Order,
-    /// KV cache capacity in slots; [`Facts::slots`](crate::Facts::slots) by default.
+    /// KV cache capacity in slots; by default what the memory holds beside the recurrent states, at
+    /// most [`Facts::default_capacity`](crate::Facts::default_capacity).
     pub kv_capacity: Option<u32>,
-    /// Share of the memory left by the weights that the KV cache may use; excludes `kv_capacity`.
+    /// Share of the memory left by the weights that K/V and recurrent states may use; excludes
+    /// `kv_capacity`.
     pub memory_utilization: Option<f64>,
     /// Whether `kv_capacity` may exceed what the free memory holds: memory is committed as it is used.
     pub overcommit: bool,
+    /// Bytes for checkpoints of recurrent states; an eighth of the memory by default.
+    pub state_memory: Option<u64>,
+    /// Distance of regular checkpoints of recurrent states in tokens, 0 for none. The default
+    /// depends on the size of a state.
+    pub state_interval: Option<u32>,
     /// Number of engines on this machine, each of which gets an equal part of the memory; 0 counts
     /// as 1.
     pub engines: u32,
@@ -57,7 +66,7 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// Share of free memory for the KV pool; 0.9 by default.
+    /// Share of the memory left by the weights for K/V and recurrent states; 0.9 by default.
     pub fn memory_share(&self) -> Result<f64, ConfigError> {
         if let (Some(share), Some(slots)) = (self.memory_utilization, self.kv_capacity) {
             let reason = "each of them sets the capacity";

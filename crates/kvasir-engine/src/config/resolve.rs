@@ -1,7 +1,9 @@
 //! Resolves an [`EngineConfig`] against the facts of model and device.
 
 use crate::config::EngineConfig;
-use crate::config::error::{ConfigError, checked_count, checked_share, ensure};
+use crate::config::error::{ConfigError, MOST_TOKENS, checked_count, checked_share, ensure};
+use crate::config::facts::Facts;
+use crate::config::memory_division::MemoryDivision;
 use crate::config::policy::PolicyConfig;
 use crate::core::Core;
 use crate::scheduler::limits::Limits;
@@ -10,37 +12,6 @@ use kvasir_kv::{Cache, CacheConfig, CacheKind, Rings, build};
 
 /// Maximum concurrent sequences.
 const MOST_SEQUENCES: u32 = 1 << 16;
-/// Maximum tokens of a sequence or a step.
-const MOST_TOKENS: u32 = 1 << 30;
-/// Maximum blocks of a pool.
-const MOST_BLOCKS: u32 = 1 << 24;
-
-/// Facts of a model and a device on which defaults and checks depend.
-#[derive(Clone, Debug, Default)]
-pub struct Facts {
-    /// Context length of the model.
-    pub max_model_len: u32,
-    /// KV cache slots that fit into the allotted memory.
-    pub slots: u32,
-    /// KV cache slots that fit into all memory left by the weights; `None` if unknown.
-    pub slots_in_memory: Option<u32>,
-    /// Sliding windows of the model's layers.
-    pub windows: Vec<u32>,
-    /// Whether the model is an encoder. `max_model_len` is then the maximum text length plus one.
-    pub is_encoder: bool,
-    /// Whether the device is a CPU.
-    pub is_cpu: bool,
-    /// Whether the device is simulated, so that sequences may exceed the model's positions.
-    pub is_simulated: bool,
-    /// Whether decode steps can run as captured graphs.
-    pub has_graphs: bool,
-    /// Whether the backend has ring buffers for sliding-window layers.
-    pub has_rings: bool,
-    /// Batch sizes that decode steps are padded to, in rising order.
-    pub batch_sizes: Vec<u32>,
-    /// Whether steps overlap with scheduling by default.
-    pub overlaps: bool,
-}
 
 /// A validated configuration with all defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +20,8 @@ pub struct Resolved {
     pub kind: CacheKind,
     /// Capacity, block size and capabilities of the cache.
     pub cache: CacheConfig,
+    /// How the memory is divided among K/V, live states and checkpoints.
+    pub division: MemoryDivision,
     /// Scheduling policy.
     pub policy: PolicyConfig,
     /// Order of the waiting queue.
@@ -103,7 +76,7 @@ impl EngineConfig {
         } else {
             1
         };
-        let capacity = self.capacity(facts, block_size)?;
+        let division = MemoryDivision::of(facts, self, &limits, block_size)?;
         self.policy.check(block_size, &limits)?;
         let cache = CacheConfig {
             // Ended sequences may still be named by steps in flight.
@@ -112,10 +85,11 @@ impl EngineConfig {
             sharing: limits.prefix_cache,
             dummy: needs_blocks,
             rings,
-            ..CacheConfig::new(capacity)
+            states: division.states.map(|states| states.config),
+            ..CacheConfig::new(division.slots)
         };
         let overlap = self.overlap.unwrap_or(facts.overlaps);
-        Ok(Resolved { kind, cache, policy: self.policy, order: self.order, limits, overlap })
+        Ok(Resolved { kind, cache, division, policy: self.policy, order: self.order, limits, overlap })
     }
 
     /// Refuses parameters that the cache has no use for.
@@ -173,27 +147,6 @@ impl EngineConfig {
             graph_max_batch: self.graph_max_batch.unwrap_or(Limits::default().graph_max_batch),
             ..Limits::default()
         })
-    }
-
-    fn capacity(&self, facts: &Facts, block_size: u32) -> Result<u32, ConfigError> {
-        let most = MOST_BLOCKS.saturating_mul(block_size);
-        if self.kv_capacity.is_none() && facts.slots < block_size {
-            let reason = format!("leaves no room for a block of {block_size} slots");
-            return Err(ConfigError::invalid("memory_utilization", &self.memory_share()?, reason));
-        }
-        if let (Some(slots), Some(most)) =
-            (self.kv_capacity, facts.slots_in_memory.filter(|_| !self.overcommit))
-            && slots > most
-        {
-            let reason = format!("the memory that the weights leave free holds {most} slots");
-            return Err(ConfigError::conflict(("kv_capacity", &slots), ("overcommit", &"off"), reason));
-        }
-        let capacity = checked_count("kv_capacity", self.kv_capacity, facts.slots.min(most), most)?;
-        ensure(capacity >= block_size, || {
-            let reason = format!("is less than a block of {block_size} slots");
-            ConfigError::invalid("kv_capacity", &capacity, reason)
-        })?;
-        Ok(capacity)
     }
 }
 

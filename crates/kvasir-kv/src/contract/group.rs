@@ -60,7 +60,7 @@ impl Groups {
 }
 
 /// Configuration of a cache's pool of recurrent states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateConfig {
     /// Maximum number of live states, and so of sequences that run at the same time.
     pub live: u32,

@@ -26,7 +26,7 @@ pub(super) fn forecast_logger(reports: Arc<Reports>) -> OnForecast {
         let fields = vec![
             ("stored_bytes", forecast.stored.into()),
             ("free_bytes", forecast.free.into()),
-            ("kv_tokens", forecast.context.into()),
+            ("kv_tokens", forecast.division.map(|division| division.slots).into()),
             ("first_token_s", forecast.first_token.map(|(_, seconds)| seconds).into()),
         ];
         let level = if forecast.fits() == Some(false) { Level::Warn } else { Level::Info };
@@ -71,16 +71,8 @@ impl Args {
 
     /// Two startup log lines: compute and KV cache; access and limits.
     pub(super) fn summary(&self, started: &Started, keys: &Keys, peer_connections: usize) -> [String; 2] {
-        let EngineFacts {
-            slots,
-            is_capped,
-            max_len,
-            kv: (kv, slot),
-            packed_bytes,
-            shared_bytes,
-            arithmetic,
-            ..
-        } = &started.facts;
+        let EngineFacts { slots, memory, max_len, kv, packed_bytes, shared_bytes, arithmetic, .. } =
+            &started.facts;
         let (slots, max_len, engines) = (*slots, *max_len, self.fleet.replicas());
         let computes = match engines {
             Some(1) => format!("1 process of {arithmetic}"),
@@ -109,10 +101,11 @@ impl Args {
                 private as f64 / 1e9
             ),
         };
-        let cap = if *is_capped { ", capped by default (--kv-capacity N)" } else { "" };
-        let gigabytes = f64::from(slots) * *slot as f64 / 1e9;
+        let cap = if memory.is_capped { ", capped by default (--kv-capacity N)" } else { "" };
+        let gigabytes = memory.kv_bytes() as f64 / 1e9;
+        let states = memory.states.map_or_else(String::new, |states| format!("; {states}"));
         let computes = format!(
-            "{computes}{packed}; K and V as {kv}, {gigabytes:.2} GB{cap}; contexts of up to {max_len} tokens"
+            "{computes}{packed}; K and V as {kv}, {gigabytes:.2} GB{cap}{states}; contexts of up to {max_len} tokens"
         );
         let key_count = match (keys.count() as u64, keys.has_admin()) {
             (0, _) => "no API keys".into(),

@@ -1,0 +1,67 @@
+//! [`Facts`]: what the defaults and checks of a configuration depend on: the model, the device, and
+//! the memory that the weights leave.
+
+use kvasir_kv::GroupKind;
+
+/// Facts of a model and a device on which defaults and checks depend.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// Context length of the model.
+    pub max_model_len: u32,
+    /// Memory that the weights leave, in bytes; `None` if unknown.
+    pub bytes: Option<u64>,
+    /// The layer groups, with the size of their slots.
+    pub groups: Vec<GroupFacts>,
+    /// Maximum KV cache slots, unless the configuration sets the capacity; `None` is what memory
+    /// holds.
+    pub default_capacity: Option<u32>,
+    /// Maximum draft tokens per sequence and step; 0 without speculative decoding.
+    pub longest_draft: u32,
+    /// Sliding windows of the model's layers.
+    pub windows: Vec<u32>,
+    /// Whether the model is an encoder. `max_model_len` is then the maximum text length plus one.
+    pub is_encoder: bool,
+    /// Whether the device is a CPU.
+    pub is_cpu: bool,
+    /// Whether the device is simulated, so that sequences may exceed the model's positions.
+    pub is_simulated: bool,
+    /// Whether decode steps can run as captured graphs.
+    pub has_graphs: bool,
+    /// Whether the backend has ring buffers for sliding-window layers.
+    pub has_rings: bool,
+    /// Batch sizes that decode steps are padded to, in rising order.
+    pub batch_sizes: Vec<u32>,
+    /// Whether steps overlap with scheduling by default.
+    pub overlaps: bool,
+}
+
+/// The size of a layer group's cached data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupFacts {
+    /// What the layers of the group need of a sequence.
+    pub kind: GroupKind,
+    /// Bytes of a slot: K and V of a token in all layers, or the states of a sequence.
+    pub slot_bytes: u64,
+    /// Bytes of a tail row of the states: the inputs of one draft token. 0 for K and V.
+    pub tail_row_bytes: u64,
+}
+
+impl GroupFacts {
+    /// The full group, with slots of this size.
+    pub fn full(slot_bytes: u64) -> Self {
+        Self { kind: GroupKind::Full, slot_bytes, tail_row_bytes: 0 }
+    }
+}
+
+impl Facts {
+    /// Bytes of a KV cache slot, at least 1. Window groups share the slots of the full group.
+    pub(super) fn kv_slot_bytes(&self) -> u64 {
+        let groups = self.groups.iter().filter(|group| group.kind != GroupKind::State);
+        groups.fold(0, |sum: u64, group| sum.saturating_add(group.slot_bytes)).max(1)
+    }
+
+    /// The group of the recurrent states, if the model has any.
+    pub(super) fn states(&self) -> Option<&GroupFacts> {
+        self.groups.iter().find(|group| group.kind == GroupKind::State)
+    }
+}
