@@ -34,7 +34,7 @@ const MOST_CHECKPOINTS: u64 = 1 << 24;
 const LEAST_CHECKPOINTS: u64 = 4;
 /// Part of the memory for checkpoints by default: one divided by this.
 const CHECKPOINT_PART: u64 = 8;
-/// Maximum length of a sequence for which K/V is set aside beside a live state.
+/// Maximum K/V slots that are divided together with each live state.
 const TYPICAL_TOKENS: u32 = 8192;
 /// Bounds of the default checkpoint interval.
 const LEAST_INTERVAL: u64 = 256;

@@ -93,6 +93,21 @@ fn states_are_divided_for_typical_sequences() {
 }
 
 #[test]
+fn every_cache_is_built_with_the_pool_of_states() {
+    for &kind in CacheKind::ALL {
+        let config = EngineConfig { cache: Some(kind), kv_capacity: Some(4096), ..EngineConfig::default() };
+        let resolved = config.resolve(&hybrid(Some(1_000_000_000))).unwrap();
+        let live = resolved.cache.states.unwrap().live;
+        assert_eq!(live, resolved.limits.max_num_seqs.min(4096 / resolved.cache.block_size), "{kind}");
+        let core = resolved.core().unwrap();
+        let group = core.cache().shape().groups.states().unwrap();
+        assert_eq!(core.cache().usage_of(group).free, live, "{kind}");
+        let dense = config.resolve(&dense(Some(1_000_000_000))).unwrap().core().unwrap();
+        assert_eq!(dense.cache().shape().groups.states(), None, "{kind}");
+    }
+}
+
+#[test]
 fn given_state_options_replace_the_defaults() {
     let facts = hybrid(Some(1_000_000_000));
     let of = |memory, interval| {
