@@ -133,7 +133,7 @@ fn kill_ranks(name: &str, options: &[&str]) {
 
 #[test]
 fn an_idle_engine_restarts_when_a_rank_ends() {
-    let fleet = Fleet::start("ranks-idle", 1, &["--tp", "2"]);
+    let fleet = Fleet::start("ranks-idle", 1, &["--tp", "2", "--memory-utilization", "0.5"]);
     let (workers, ranks) = (fleet.processes(), ranks(&fleet));
     signal(ranks[0], "-KILL");
     fleet.wait_until("restarted", |replicas| replicas[0]["restarts"] == 1 && replicas[0]["phase"] == "ready");

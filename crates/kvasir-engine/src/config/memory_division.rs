@@ -34,7 +34,7 @@ const MOST_CHECKPOINTS: u64 = 1 << 24;
 const LEAST_CHECKPOINTS: u64 = 4;
 /// Part of the memory for checkpoints by default: one divided by this.
 const CHECKPOINT_PART: u64 = 8;
-/// Maximum K/V slots that are divided together with each live state.
+/// Maximum tokens of a sequence that step 2 counts K/V for.
 const TYPICAL_TOKENS: u32 = 8192;
 /// Bounds of the default checkpoint interval.
 const LEAST_INTERVAL: u64 = 256;
@@ -81,7 +81,7 @@ impl StateDivision {
     }
 }
 
-/// A memory of which parts are taken. `None` is unlimited.
+/// Memory in bytes that is not taken yet; `None` is unlimited.
 #[derive(Clone, Copy)]
 struct Rest(Option<u64>);
 
@@ -107,11 +107,11 @@ impl MemoryDivision {
         block_size: u32,
     ) -> Result<Self, ConfigError> {
         let share = config.memory_share()?;
-        let request = Request { facts, config, limits, block_size, slot_bytes: facts.kv_slot_bytes() };
-        request.check_state_options()?;
+        let divider = Divider { facts, config, limits, block_size, slot_bytes: facts.kv_slot_bytes() };
+        divider.check_state_options()?;
         match config.kv_capacity {
-            Some(slots) => request.beside_kv(slots),
-            None => request.all(share),
+            Some(slots) => divider.divide_beside_kv(slots),
+            None => divider.divide_share(share),
         }
     }
 
@@ -161,9 +161,9 @@ impl Display for Bytes {
     }
 }
 
-/// What a division is made for.
+/// Divides the memory of one engine.
 #[derive(Clone, Copy)]
-struct Request<'a> {
+struct Divider<'a> {
     facts: &'a Facts,
     config: &'a EngineConfig,
     limits: &'a Limits,
@@ -171,7 +171,7 @@ struct Request<'a> {
     slot_bytes: u64,
 }
 
-impl Request<'_> {
+impl Divider<'_> {
     /// Refuses options of recurrent states for a model without any, and intervals beyond a
     /// sequence.
     fn check_state_options(self) -> Result<(), ConfigError> {
@@ -199,7 +199,7 @@ impl Request<'_> {
     }
 
     /// Divides `share` of the memory.
-    fn all(self, share: f64) -> Result<MemoryDivision, ConfigError> {
+    fn divide_share(self, share: f64) -> Result<MemoryDivision, ConfigError> {
         let bytes = self.facts.bytes.map(|bytes| (bytes as f64 * share) as u64);
         let bound = self.facts.default_capacity.unwrap_or(match bytes {
             Some(_) => u32::MAX,
@@ -227,7 +227,7 @@ impl Request<'_> {
     }
 
     /// Divides what `slots` slots of K/V leave.
-    fn beside_kv(self, slots: u32) -> Result<MemoryDivision, ConfigError> {
+    fn divide_beside_kv(self, slots: u32) -> Result<MemoryDivision, ConfigError> {
         checked_count("kv_capacity", Some(slots), slots, self.most_slots())?;
         ensure(slots >= self.block_size, || {
             let reason = format!("is less than a block of {} slots", self.block_size);
@@ -253,8 +253,8 @@ impl Request<'_> {
         }
     }
 
-    /// Divides `memory` among live states, checkpoints and K/V: `kv_capacity` slots if it is set,
-    /// else at most `bound`. The result has at least one live state, and may then exceed `memory`.
+    /// Live states and checkpoints out of `memory`, beside `bound` slots of K/V if `kv_capacity` is
+    /// set, else beside at most `bound`. At least one live state, even if it does not fit.
     fn states(self, group: &GroupFacts, memory: Rest, bound: u32) -> Result<StateDivision, ConfigError> {
         let (config, state_bytes) = (self.config, group.slot_bytes.max(1));
         let kv_bytes = self.slot_bytes.saturating_mul(bound.into());
