@@ -152,8 +152,8 @@ impl<I: Index> BlockCache<I> {
         let capacity = config.blocks * config.block_size;
         let dummy_slot = if config.dummy { 0 } else { capacity };
         let block_size = config.block_size;
-        let (kind, rings, groups) = (I::KIND, None, Groups::default());
-        let shape = CacheShape { kind, capacity, block_size, dummy_slot, base: 0, rings, groups };
+        let (kind, rings, groups, states) = (I::KIND, None, Groups::default(), None);
+        let shape = CacheShape { kind, capacity, block_size, dummy_slot, base: 0, rings, groups, states };
         Ok(Self {
             shape,
             config,

@@ -13,7 +13,7 @@ use crate::contract::capabilities::{
     Anchors, Inspect, MemoryHints, Prefix, Rewind, Sequences, Tree, Victims,
 };
 use crate::contract::error::CacheError;
-use crate::contract::group::{GroupId, Groups, RecomputeCosts};
+use crate::contract::group::{GroupId, Groups, RecomputeCosts, StateConfig};
 use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::kind::{CacheKind, Capability};
 use crate::contract::plan::Plan;
@@ -63,13 +63,15 @@ pub struct CacheShape {
     pub rings: Option<Rings>,
     /// The layer groups of the cache.
     pub groups: Groups,
+    /// The pool of recurrent states, if the model has recurrent layers.
+    pub states: Option<StateConfig>,
 }
 
 impl CacheShape {
     /// A token-granular cache.
     pub(crate) fn tokens(kind: CacheKind, capacity: u32) -> Self {
         let (rings, groups) = (None, Groups::default());
-        Self { kind, capacity, block_size: 1, dummy_slot: capacity, base: 0, rings, groups }
+        Self { kind, capacity, block_size: 1, dummy_slot: capacity, base: 0, rings, groups, states: None }
     }
 }
 

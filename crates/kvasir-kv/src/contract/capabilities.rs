@@ -87,6 +87,13 @@ pub trait Rewind {
     /// `Unsettled` if draft nodes were not committed. Linear in the blocks released. A claimed row
     /// that it cuts can only be canceled, or retired if it ran.
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
+    /// Truncates a sequence that no request runs to at most `to`, and returns its length. It needs
+    /// no live state then: with recurrent states, it ends at the last block boundary up to `to`
+    /// that has a checkpoint. A live state at such a boundary becomes one. Otherwise it ends at
+    /// `to`. Fails like [`Rewind::rewind_to`], but not with `NoCheckpoint`.
+    fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+        self.rewind_to(seq, to).map(|()| to)
+    }
 }
 
 /// Forks, copies and removals of ranges (llama.cpp: `seq_cp`, `seq_rm`, `seq_keep`).

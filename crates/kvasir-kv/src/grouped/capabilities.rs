@@ -90,6 +90,15 @@ impl Rewind for Grouped {
         self.states.rewind(seq, to);
         Ok(())
     }
+
+    fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+        check_rewind_target(to, 0..=self.primary.next_position(seq)?)?;
+        let len = self.states.checkpoint_floor(seq, to)?;
+        self.primary.rewind()?.rewind_to(seq, len)?;
+        self.states.rewind(seq, len);
+        self.states.release_idle_tail(seq);
+        Ok(len)
+    }
 }
 
 impl Sequences for Grouped {

@@ -54,7 +54,7 @@ impl Grouped {
         }
         let groups = Groups::with_states();
         let group = groups.states().unwrap_or_default();
-        let shape = CacheShape { groups, ..primary.shape().clone() };
+        let shape = CacheShape { groups, states: Some(config), ..primary.shape().clone() };
         let states = StateGroup::new(group, config, shape.block_size);
         if let Some(anchors) = primary.anchors() {
             anchors.record_unpublished();

@@ -8,6 +8,7 @@
 
 mod conversation;
 mod device;
+mod idle;
 mod model;
 
 use device::{Expected, State, StateDevice};
@@ -106,7 +107,8 @@ impl Simulation {
             24..52 => self.claim(),
             52..70 => self.retire(),
             70..77 => self.publish(),
-            77..83 => self.rewind(),
+            77..82 => self.rewind(),
+            82 => self.rewind_to_checkpoints(),
             83..86 => self.fork(),
             86..89 => self.copy(),
             89..91 => self.remove(),

@@ -305,6 +305,20 @@ impl StateGroup {
         }
     }
 
+    /// The greatest block boundary up to `to` at which the sequence has a checkpoint. Seals the live
+    /// state if it is at a block boundary up to `to`.
+    pub(crate) fn checkpoint_floor(&mut self, seq: SeqId, to: Position) -> Result<Position, CacheError> {
+        let spacing = self.spacing;
+        let is_usable = |position: Position| position <= to && position == spacing.floor(position);
+        if self.seqs.get(seq)?.live.is_some_and(|live| is_usable(live.position)) {
+            self.seal(seq);
+        }
+        let is_candidate =
+            |checkpoint: &Checkpoint| is_usable(checkpoint.position) && self.ledger.is_current(checkpoint);
+        let last = self.seqs.get(seq)?.last_checkpoint(to, is_candidate);
+        Ok(last.map_or(0, |last| last.position))
+    }
+
     /// Truncates to `to`, a length that `floor` has returned.
     pub(crate) fn rewind(&mut self, seq: SeqId, to: Position) {
         for row in self.in_flight.rows_of(seq) {
@@ -343,6 +357,11 @@ impl StateGroup {
         if self.covered_len(seq).is_ok_and(is_at_boundary) {
             self.seal(seq);
         }
+        self.release_idle_tail(seq);
+    }
+
+    /// Releases the tail of a sequence without an unsealed live state.
+    pub(crate) fn release_idle_tail(&mut self, seq: SeqId) {
         if self.seqs.get(seq).is_ok_and(|sequence| sequence.live.is_none_or(|live| live.is_sealed)) {
             self.release_tail(seq);
         }
