@@ -37,7 +37,7 @@ impl Simulation {
         let config = CacheConfig { block_size, states: Some(states), ..CacheConfig::new(400) };
         let windows = random.pick(&[&[][..], &[1], &[3, 7]]).to_vec();
         let shape = ToyShape { windows, state: true };
-        let (cache, toy) = (build(kind, &config).unwrap(), Toy::with_shape(shape.clone()));
+        let (cache, toy) = (build(kind, &config).unwrap(), Toy::new().with_shape(shape.clone()));
         Self { cache, toy, shape, random, step: 0, rows: 0 }
     }
 
@@ -177,7 +177,7 @@ fn outputs_equal_the_reference_in_every_cache() {
 fn violation(break_plan: impl Fn(&mut Step)) -> String {
     let mut run = Simulation::new(CacheKind::Paged, 1);
     run.shape = ToyShape { windows: vec![4], state: true };
-    run.toy = Toy::with_shape(run.shape.clone());
+    run.toy = Toy::new().with_shape(run.shape.clone());
     let request = run.open(&[101, 102, 103, 104, 105, 106]);
     for (i, tokens) in [&[101, 102, 103, 104][..], &[105, 106]].into_iter().enumerate() {
         let mut step = run.plan(&request, tokens, 0);

@@ -108,8 +108,12 @@ impl Core {
         }
     }
 
-    /// Sets the measured step costs, for policies with a step-time target.
+    /// Sets the measured step costs, for policies with a step-time target and for the eviction of
+    /// checkpoints.
     pub fn set_costs(&mut self, costs: Costs) {
+        if costs != self.costs {
+            self.state.kv.set_recompute_costs(costs);
+        }
         self.costs = costs;
     }
 
@@ -158,13 +162,17 @@ impl Core {
     }
 
     /// Sets the drafts of a request's next decode. With parents they form a tree whose node 0 is
-    /// the newest committed token. Ignored if the request is not running or a parent is malformed.
+    /// the newest committed token. Ignored if the request is not running, a parent is malformed, or
+    /// they form a tree and the cache has recurrent states; these also limit the length of a chain.
     pub fn set_drafts(&mut self, id: RequestId, drafts: &Proposal) {
+        let is_possible = drafts.parents.is_empty() || !self.state.kv.has_states();
         if let Some(entry) = self.state.requests.find(id)
             && self.state.requests[entry].status == Status::Running
             && drafts.is_sound()
+            && is_possible
         {
-            self.state.requests.set_drafts(entry, drafts);
+            let most = self.state.kv.max_chain();
+            self.state.requests.set_drafts(entry, drafts, most);
         }
     }
 

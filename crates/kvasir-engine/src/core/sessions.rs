@@ -14,6 +14,8 @@ pub enum CutObstacle {
     Cache(CacheKind),
     /// The policy of this name schedules no sequence with gaps.
     Policy(&'static str),
+    /// The state of recurrent layers depends on every token before it.
+    RecurrentState,
 }
 
 impl fmt::Display for CutObstacle {
@@ -21,6 +23,9 @@ impl fmt::Display for CutObstacle {
         match self {
             Self::Cache(kind) => write!(f, "a {kind} cache cannot remove a range of tokens"),
             Self::Policy(name) => write!(f, "the {name} policy takes no sequence with gaps"),
+            Self::RecurrentState => {
+                write!(f, "the state of recurrent layers depends on every token before it")
+            }
         }
     }
 }
@@ -65,9 +70,12 @@ impl Core {
 
     /// Why `cut_session` would drop all K/V behind a range, if it would.
     pub fn cut_obstacle(&self) -> Option<CutObstacle> {
-        let kind = self.cache().shape().kind;
-        if kind.holds_one_sequence() {
-            return Some(CutObstacle::Cache(kind));
+        let shape = self.cache().shape();
+        if shape.kind.holds_one_sequence() {
+            return Some(CutObstacle::Cache(shape.kind));
+        }
+        if shape.states.is_some() {
+            return Some(CutObstacle::RecurrentState);
         }
         self.policy.redirects().then(|| CutObstacle::Policy(self.policy.name()))
     }

@@ -4,7 +4,7 @@
 use crate::request::finish::{Parameter, Refusal};
 use crate::request::ids::SessionId;
 use crate::request::resumption::Resumption;
-use kvasir_kv::Token;
+use kvasir_kv::{Position, Token};
 use kvasir_sample::{Constrained, SamplerChain, Sampling};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -42,6 +42,11 @@ pub struct Params {
     pub salt: u64,
     /// Session whose retained K/V it continues from and leaves its own to.
     pub session: Option<SessionId>,
+    /// Positions of the prompt at which later prompts may diverge from it, such as ends of messages.
+    /// With recurrent layers, a checkpoint of the state is stored at each, rounded down to whole
+    /// blocks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub marks: Vec<Position>,
     /// Prefixes whose K/V stays, each under a session of its own, when the request ends: unmarked K/V
     /// is evicted first.
     pub pins: Vec<Pin>,
@@ -51,7 +56,8 @@ pub struct Params {
     /// Index of the first prompt token of token type 1 (the second text of a pair); 0 if there is
     /// none.
     pub second_text_start: u32,
-    /// It has recurrent state besides its K/V and takes one of `Limits::state_slots`.
+    /// It has recurrent state besides its K/V and takes one of `Limits::state_slots`. Set by
+    /// replays of recorded cases only: with a cache that has states, every request has one.
     pub stateful: bool,
     /// Sampling parameters.
     pub sampling: Sampling,
@@ -98,6 +104,7 @@ impl Default for Params {
             key: 0,
             salt: 0,
             session: None,
+            marks: Vec::new(),
             pins: Vec::new(),
             serial: false,
             second_text_start: 0,

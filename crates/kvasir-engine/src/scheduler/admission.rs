@@ -46,7 +46,8 @@ impl SchedulerState {
         if requests.waits_for_leader(entry) {
             return Some(DeferReason::Sibling);
         }
-        if sequence.cold.params.stateful && !requests.state_slots().has_free() {
+        let states = requests.live_states();
+        if states.are_needed_by(sequence) && !states.has_free() {
             return Some(DeferReason::NoStateSlot);
         }
         (requests.free_rows() == 0).then_some(DeferReason::NoPoolRow)

@@ -1,4 +1,5 @@
-//! Budgets of memory: the KV slots that may still be given out, and recurrent-state slots.
+//! Budgets of memory: the KV slots that may still be given out, and the slots of live recurrent
+//! states.
 //!
 //! `unreserved = available - reserved - scheduled`, in KV slots
 //!
@@ -12,10 +13,12 @@
 //!
 //! Invariant: `Budget::reserved` is the sum of `Sequence::reserved` over all sequences. Only this
 //! file changes either.
+//!
+//! A sequence that holds an executor row also holds one live state. Retained sequences hold none.
 
 use crate::request::sequence::Sequence;
-use kvasir_kv::PoolUsage;
 use kvasir_kv::blocks::BlockSize;
+use kvasir_kv::{PoolUsage, StateConfig};
 
 /// Accounts for KV slots that are granted and not yet claimed, in whole blocks.
 #[derive(Debug)]
@@ -107,19 +110,28 @@ impl Budget {
     }
 }
 
-/// Fixed-size state slots besides the KV cache, one per sequence with recurrent state. They cost no
-/// KV slots. Only recorded cases have stateful sequences until hybrid models do.
+/// Slots of live recurrent states, one per sequence that has a state and holds an executor row. So
+/// a slot is released only after the last step that names its sequence.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct StateSlots {
-    /// None is unbounded.
+pub(crate) struct LiveStates {
+    /// Maximum number of live states; none is unbounded.
     limit: Option<u32>,
+    /// Whether every sequence has a state, because the cache has states. Otherwise only requests
+    /// with `Params::stateful` have one.
+    of_all: bool,
     taken: u32,
 }
 
-impl StateSlots {
-    /// `limit` slots, or unbounded.
-    pub(crate) fn new(limit: Option<u32>) -> Self {
-        Self { limit, taken: 0 }
+impl LiveStates {
+    /// Slots for the states of a cache, if it has any; at most `limit`.
+    pub(crate) fn new(limit: Option<u32>, states: Option<StateConfig>) -> Self {
+        let limits = limit.into_iter().chain(states.map(|states| states.live));
+        Self { limit: limits.min(), of_all: states.is_some(), taken: 0 }
+    }
+
+    /// Whether a sequence needs a slot while it runs.
+    pub(crate) fn are_needed_by(&self, sequence: &Sequence) -> bool {
+        self.of_all || sequence.cold.params.stateful
     }
 
     /// Whether a slot is free.
@@ -132,16 +144,15 @@ impl StateSlots {
         self.taken
     }
 
-    /// Takes a slot. False, and nothing changes, if none is free.
-    pub(crate) fn take(&mut self) -> bool {
-        let has_free = self.has_free();
-        self.taken += u32::from(has_free);
-        has_free
+    /// Takes a slot for a sequence if it needs one. The caller has checked that one is free.
+    pub(crate) fn take_for(&mut self, sequence: &Sequence) {
+        debug_assert!(self.has_free() || !self.are_needed_by(sequence));
+        self.taken += u32::from(self.are_needed_by(sequence));
     }
 
-    /// Releases a slot.
-    pub(crate) fn release(&mut self) {
-        self.taken = self.taken.saturating_sub(1);
+    /// Releases the slot of a sequence, if it has one.
+    pub(crate) fn release_of(&mut self, sequence: &Sequence) {
+        self.taken -= u32::from(self.are_needed_by(sequence));
     }
 }
 
@@ -180,12 +191,33 @@ mod tests {
     }
 
     #[test]
-    fn released_state_slots_can_be_taken_again() {
-        let mut slots = StateSlots::new(Some(1));
-        assert!(slots.take() && !slots.take());
-        slots.release();
-        assert!(slots.has_free() && slots.taken() == 0);
-        let mut any = StateSlots::new(None);
-        assert!((0..9).all(|_| any.take()));
+    fn released_live_states_can_be_taken_again() {
+        let plain = Sequence::new(Request::default());
+        let mut stateful = plain.clone();
+        stateful.cold.params.stateful = true;
+        let mut states = LiveStates::new(Some(1), None);
+        states.take_for(&plain);
+        states.take_for(&stateful);
+        assert!(!states.has_free() && states.taken() == 1);
+        states.release_of(&plain);
+        states.release_of(&stateful);
+        assert!(states.has_free() && states.taken() == 0);
+        let mut unbounded = LiveStates::new(None, None);
+        assert!((0..9).all(|_| {
+            unbounded.take_for(&stateful);
+            unbounded.has_free()
+        }));
+    }
+
+    #[test]
+    fn every_sequence_of_a_cache_with_states_needs_one() {
+        let config = StateConfig { live: 2, checkpoints: 8, tail_rows: 4, interval: 0 };
+        let plain = Sequence::new(Request::default());
+        let mut states = LiveStates::new(None, Some(config));
+        states.take_for(&plain);
+        assert!(states.has_free());
+        states.take_for(&plain);
+        assert!(!states.has_free());
+        assert!(!LiveStates::new(Some(0), Some(config)).has_free());
     }
 }

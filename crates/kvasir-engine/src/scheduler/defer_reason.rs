@@ -29,7 +29,7 @@ pub enum DeferReason {
     CacheSequences,
     /// No executor row is free.
     NoPoolRow,
-    /// No recurrent-state slot is free.
+    /// No slot for a live recurrent state is free.
     NoStateSlot,
     /// Decodes are deferred by a prefill step.
     PrefillFirst,
@@ -69,8 +69,9 @@ pub enum DeferReason {
 }
 
 impl DeferReason {
-    /// Whether a preemption, or the retirement of a step, can resolve it by freeing KV slots.
+    /// Whether a preemption, or the retirement of a step, can resolve it by freeing KV slots or a
+    /// live state.
     pub fn lacks_slots(self) -> bool {
-        matches!(self, Self::NoSlots { .. } | Self::Lease { .. })
+        matches!(self, Self::NoSlots { .. } | Self::Lease { .. } | Self::NoStateSlot)
     }
 }

@@ -1,5 +1,5 @@
 //! Consistency checker for the scheduler: cross-checks sequences, queue, running list, executor
-//! rows, reserved slots, state slots and retained sessions against the KV cache.
+//! rows, reserved slots, live states and retained sessions against the KV cache.
 //!
 //! Cost: O(live sequences × running sequences). The tests call it after every step; `Engine::serve`
 //! calls it when it goes idle.
@@ -34,7 +34,11 @@ impl SchedulerState {
         let running = count(|sequence| sequence.status == Status::Running);
         let prefilling = count(|sequence| sequence.prefilling);
         let rows = count(|sequence| sequence.pool_row.is_some());
-        let states = count(|sequence| sequence.pool_row.is_some() && sequence.cold.params.stateful);
+        let has_state = |sequence: &Sequence| {
+            sequence.pool_row.is_some() && requests.live_states().are_needed_by(sequence)
+        };
+        let states = requests.iter().filter(|(_, sequence)| has_state(sequence)).count();
+        let live = cache.shape().groups.states().map_or(0, |group| cache.usage_of(group).held);
         let reserved: u32 = requests.iter().map(|(_, sequence)| sequence.reserved).sum();
         let (granted, usage) = (self.kv.budget().reserved(), cache.usage());
         for (holds, violation) in [
@@ -42,7 +46,8 @@ impl SchedulerState {
             (running == requests.running().len(), "the running list and the running requests differ"),
             (reserved == granted, "the sum of reservations is wrong"),
             (prefilling == requests.prefilling() as usize, "the number of requests in prefill is wrong"),
-            (states == requests.state_slots().taken() as usize, "state slots are lost or taken twice"),
+            (states == requests.live_states().taken() as usize, "live states are lost or taken twice"),
+            (live as usize <= running, "more sequences than the running ones have a live state"),
             (
                 rows + requests.free_rows() == self.limits.max_num_seqs as usize,
                 "executor rows are lost or bound twice",

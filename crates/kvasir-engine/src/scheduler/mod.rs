@@ -9,6 +9,7 @@ pub(crate) mod coalescer;
 pub(crate) mod defer_reason;
 pub(crate) mod fair_queue;
 pub(crate) mod fair_share;
+pub(crate) mod idle_sequence;
 pub(crate) mod invariants;
 pub(crate) mod kv_manager;
 pub(crate) mod limits;

@@ -1,5 +1,5 @@
-//! The live requests: their table, the waiting queue, the running list, executor rows and
-//! recurrent-state slots.
+//! The live requests: their table, the waiting queue, the running list, executor rows and live
+//! recurrent states.
 //!
 //! Invariants (`invariants.rs`):
 //!
@@ -10,7 +10,7 @@
 
 use crate::request::proposal::Proposal;
 use crate::request::sequence::{SlotCopies, Status};
-use crate::scheduler::budget::StateSlots;
+use crate::scheduler::budget::LiveStates;
 use crate::scheduler::limits::Limits;
 use crate::scheduler::queue::{Order, Queue};
 use crate::scheduler::slab::Slab;
@@ -26,8 +26,8 @@ pub(crate) struct Requests {
     /// Entries of running requests, in order of admission.
     running: Vec<u32>,
     free_rows: Vec<PoolRow>,
-    /// Recurrent-state slots of the requests that hold an executor row.
-    state_slots: StateSlots,
+    /// Live recurrent states of the requests that hold an executor row.
+    live_states: LiveStates,
     prefilling: u32,
     /// `running` contains a request that has ended.
     unswept: bool,
@@ -44,7 +44,7 @@ impl Requests {
         Self {
             queue: Queue::new(order, limits, shape),
             free_rows: (0..limits.max_num_seqs).rev().map(PoolRow).collect(),
-            state_slots: StateSlots::new(limits.state_slots),
+            live_states: LiveStates::new(limits.state_slots, shape.states),
             ..Self::default()
         }
     }
@@ -79,8 +79,8 @@ impl Requests {
         self.free_rows.len()
     }
 
-    pub(crate) fn state_slots(&self) -> &StateSlots {
-        &self.state_slots
+    pub(crate) fn live_states(&self) -> &LiveStates {
+        &self.live_states
     }
 
     pub(crate) fn enqueue(&mut self, entry: u32) {
@@ -88,7 +88,7 @@ impl Requests {
     }
 
     /// Moves a request from the queue to the running list and binds a free executor row, and a
-    /// recurrent-state slot if it needs one. The caller has checked that both are free.
+    /// slot for a live state if it needs one. The caller has checked that both are free.
     pub(crate) fn start(&mut self, entry: u32) -> PoolRow {
         let row = self.free_rows.pop().unwrap_or_default();
         let sequence = &mut self.slab[entry];
@@ -96,9 +96,7 @@ impl Requests {
         sequence.status = Status::Running;
         sequence.prefilling = true;
         self.prefilling += 1;
-        if sequence.cold.params.stateful {
-            self.state_slots.take();
-        }
+        self.live_states.take_for(sequence);
         self.queue.take(entry, &mut self.slab[entry]);
         self.running.push(entry);
         row
@@ -134,7 +132,7 @@ impl Requests {
         self.queue.charge(self.slab[entry].cold.params.key, tokens);
     }
 
-    /// Frees the executor row and the state slot of `entry`, unless it runs or a step in flight
+    /// Frees the executor row and the live state of `entry`, unless it runs or a step in flight
     /// names it.
     pub(crate) fn release_row(&mut self, entry: u32) {
         let sequence = &mut self.slab[entry];
@@ -143,9 +141,7 @@ impl Requests {
             && let Some(row) = sequence.pool_row.take()
         {
             self.free_rows.push(row);
-            if sequence.cold.params.stateful {
-                self.state_slots.release();
-            }
+            self.live_states.release_of(sequence);
         }
     }
 
@@ -192,14 +188,14 @@ impl Requests {
         })
     }
 
-    /// Sets the drafts of the next decode, as many as the request allows.
-    pub(crate) fn set_drafts(&mut self, entry: u32, drafts: &Proposal) {
+    /// Sets the drafts of the next decode, as many as the request allows and at most `most`.
+    pub(crate) fn set_drafts(&mut self, entry: u32, drafts: &Proposal, most: u32) {
         self.drafted = true;
         let cold = &mut self.slab[entry].cold;
         let own = &mut cold.drafts;
         own.clear();
-        let most =
-            cold.params.draft_limit().map_or(usize::MAX, |most| most as usize).min(drafts.tokens.len());
+        let most = cold.params.draft_limit().map_or(most, |limit| limit.min(most));
+        let most = (most as usize).min(drafts.tokens.len());
         own.tokens.extend_from_slice(&drafts.tokens[..most]);
         own.parents.extend(drafts.parents.iter().take(most));
         own.evidence.extend(drafts.evidence.iter().take(most));

@@ -12,14 +12,17 @@
 //!   with its last owner.
 //! - Retained sequences are evicted in that order; one that would free nothing is skipped.
 //! - A retained sequence ends at a block boundary and is reused only under the same tenant salt.
+//! - With recurrent states, a retained sequence ends at a checkpoint, which is not evicted, and holds
+//!   no live state. At most half of the checkpoints are used so.
 //!
 //! Guarded by `tests/retained_sessions.rs` and `tests/sessions.rs`.
 
 use crate::request::gaps::Gaps;
 use crate::request::ids::{RequestId, SessionId};
 use crate::request::sequence::{Sequence, SlotCopies};
+use crate::scheduler::idle_sequence::{copy_idle, truncate_idle};
 use crate::scheduler::session_order::{Retained, SessionOrder};
-use kvasir_kv::{Cache, EvictionOrder, Hit, SeqId, Token, VictimSearch};
+use kvasir_kv::{Cache, CacheShape, EvictionOrder, Hit, SeqId, Token, VictimSearch};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -45,6 +48,8 @@ pub(crate) struct RetainedSessions {
     block: u32,
     /// Most positions of a sequence with gaps; 0 if none may have gaps.
     max_positions: u32,
+    /// Most retained sequences.
+    max_sequences: usize,
     /// The sequences of all entries.
     order: SessionOrder,
     /// Version counter of everything that may make more slots evictable: sequences closed or
@@ -92,10 +97,13 @@ pub(crate) struct Shortage {
 }
 
 impl RetainedSessions {
-    /// No retained session; the cache has blocks of `block` slots. Sequences with gaps in their
-    /// positions have at most `max_positions`; none has gaps if that is 0.
-    pub(crate) fn new(block: u32, max_positions: u32) -> Self {
-        Self { block, max_positions, ..Self::default() }
+    /// No retained session. Sequences with gaps in their positions have at most `max_positions`;
+    /// none has gaps if that is 0.
+    pub(crate) fn new(shape: &CacheShape, max_positions: u32) -> Self {
+        let max_sequences =
+            shape.states.map_or(usize::MAX, |states| (states.checkpoints / 2).max(1) as usize);
+        let max_positions = if shape.states.is_some() { 0 } else { max_positions };
+        Self { block: shape.block_size.max(1), max_positions, max_sequences, ..Self::default() }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SessionId, &RetainedSequence)> {
@@ -171,17 +179,17 @@ impl RetainedSessions {
     pub(crate) fn retain(&mut self, cache: &mut dyn Cache, sequence: &mut Sequence, steps_in_flight: u32) {
         let (Some(session), Some(seq)) = (sequence.cold.params.session, sequence.cache) else { return };
         let len = sequence.cold.gaps.whole_blocks(sequence.computed.min(sequence.tokens.len()), self.block);
-        let len = self.rewindable(cache, seq, &sequence.cold.gaps, len);
         // Slots that a pending copy has yet to fill are not valid.
         if len == 0 || sequence.copies != SlotCopies::None {
             return;
         }
+        self.evict_excess(cache);
         // A step in flight may have claimed more; what it writes past `len` is never read.
-        sequence.cold.gaps.truncate(len);
-        let end = sequence.cold.gaps.position(len);
-        if cache.rewind().and_then(|capability| capability.rewind_to(seq, end)).is_err() {
+        let len = truncate_idle(cache, seq, &sequence.cold.gaps, len);
+        if len == 0 {
             return;
         }
+        sequence.cold.gaps.truncate(len);
         self.evict(cache, session);
         sequence.cache = None;
         let tokens = sequence.tokens.gather().iter().take(len as usize).copied().collect();
@@ -205,16 +213,8 @@ impl RetainedSessions {
             self.evict(cache, pin.session);
             let len = pin.len.min(sequence.computed).min(sequence.intact());
             let len = sequence.cold.gaps.whole_blocks(len, self.block);
-            let Some(into) = (len > 0).then(|| cache.open().ok()).flatten() else { continue };
-            let copied = cache.sequences().and_then(|capability| capability.copy(seq, into, 0..len));
-            // With recurrent states, the copy ends at the last checkpoint.
-            let len = cache.claimed_len(into).map_or(0, |len| Gaps::default().whole_blocks(len, self.block));
-            let exact = cache.rewind().and_then(|capability| capability.rewind_to(into, len));
-            if copied.is_err() || exact.is_err() || len == 0 {
-                let closed = cache.close(into);
-                debug_assert!(closed.is_ok(), "{closed:?}");
-                continue;
-            }
+            self.evict_excess(cache);
+            let Some((into, len)) = copy_idle(cache, seq, &Gaps::default(), len) else { continue };
             let tokens = sequence.prompt().iter().take(len as usize).copied().collect();
             let (salt, key, gaps) = (params.salt, params.key, Gaps::default());
             let retained = RetainedSequence { seq: into, tokens, gaps, salt, key };
@@ -269,7 +269,7 @@ impl RetainedSessions {
         let Some(retained) = self.of(sequence) else { return 0 };
         let hit = retained.gaps.whole_blocks(self.hit(sequence).min(limit), self.block);
         let hit = if hit > 0 && (hit as usize) < retained.tokens.len() {
-            self.rewindable(cache, retained.seq, &retained.gaps, hit)
+            self.rewindable(cache, retained, hit)
         } else {
             hit
         };
@@ -277,12 +277,26 @@ impl RetainedSessions {
     }
 
     /// The greatest number of tokens up to `len`, in whole blocks, to which the cache can rewind a
-    /// sequence. 0 if it cannot.
-    fn rewindable(&self, cache: &mut dyn Cache, seq: SeqId, gaps: &Gaps, len: u32) -> u32 {
-        let end = gaps.position(len);
-        let floor = cache.rewind().and_then(|capability| capability.rewind_floor(seq, end));
-        // A sequence with recurrent states has no gaps.
-        floor.map_or(0, |floor| gaps.whole_blocks(len.saturating_sub(end - floor), self.block))
+    /// retained sequence. 0 if it cannot.
+    fn rewindable(&self, cache: &mut dyn Cache, retained: &RetainedSequence, mut len: u32) -> u32 {
+        let gaps = &retained.gaps;
+        while len > 0 {
+            let end = gaps.position(len);
+            let floor = cache.rewind().and_then(|capability| capability.rewind_floor(retained.seq, end));
+            // A sequence with recurrent states has no gaps.
+            let whole =
+                floor.map_or(0, |floor| gaps.whole_blocks(len.saturating_sub(end - floor), self.block));
+            if whole == len {
+                break;
+            }
+            len = whole;
+        }
+        len
+    }
+
+    /// Evicts sessions, in eviction order, until another sequence may be retained.
+    fn evict_excess(&mut self, cache: &mut dyn Cache) {
+        while self.entries.len() >= self.max_sequences && self.evict_oldest(cache) {}
     }
 
     /// Transfers the first `len` retained tokens of a session to its request and drops the rest.
@@ -305,9 +319,8 @@ impl RetainedSessions {
         if len as usize >= retained.tokens.len() {
             return;
         }
-        let end = retained.gaps.position(len);
-        let rewound = cache.rewind().and_then(|capability| capability.rewind_to(retained.seq, end));
-        if len == 0 || rewound.is_err() {
+        let len = truncate_idle(cache, retained.seq, &retained.gaps, len);
+        if len == 0 {
             return self.evict(cache, session);
         }
         retained.tokens.truncate(len as usize);
@@ -445,21 +458,12 @@ impl RetainedSessions {
         }
         let (salt, key, mut gaps) = (source.salt, source.key, source.gaps.clone());
         gaps.truncate(len);
-        let end = gaps.position(len);
-        let tokens = source.tokens.iter().take(len as usize).copied().collect();
-        let source = source.seq;
         // A single-sequence cache, or one at its sequence limit, cannot share; the fork recomputes
         // its K/V.
-        if cache.sequences().is_err() {
-            return 0;
-        }
-        let Ok(seq) = cache.open() else { return 0 };
-        let copied = cache.sequences().and_then(|capability| capability.copy(source, seq, 0..end));
-        if copied.is_err() || cache.claimed_len(seq) != Ok(len) {
-            let closed = cache.close(seq);
-            debug_assert!(closed.is_ok(), "{closed:?}");
-            return 0;
-        }
+        let Some((seq, len)) = copy_idle(cache, source.seq, &gaps, len) else { return 0 };
+        gaps.truncate(len);
+        let tokens = source.tokens.iter().take(len as usize).copied().collect();
+        self.evict_excess(cache);
         self.insert(into, RetainedSequence { seq, tokens, gaps, salt, key }, steps_in_flight);
         len
     }

@@ -83,9 +83,15 @@ impl StepBuilder {
                         fail_rows(state, now);
                     }
                 },
-                Err(CacheError::Full { needed, available, .. }) => {
+                Err(CacheError::Full { group, needed, available }) => {
                     withdraw_trees(state);
-                    drop_last_row(state, DeferReason::NoSlots { needed, available });
+                    let is_of_states = state.kv.cache().shape().groups.states() == Some(group);
+                    let reason = if is_of_states {
+                        DeferReason::NoStateSlot
+                    } else {
+                        DeferReason::NoSlots { needed, available }
+                    };
+                    drop_last_row(state, reason);
                 }
                 Err(_) => {
                     withdraw_trees(state);

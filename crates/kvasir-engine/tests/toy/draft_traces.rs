@@ -7,7 +7,7 @@ use kvasir_engine::{
     Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, StepTrace, TraceSink, Tracer,
 };
 use kvasir_kv::TreeCache;
-use kvasir_sim::Toy;
+use kvasir_sim::{Toy, ToyShape};
 use kvasir_testkit::{Random, complete::drain};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,8 @@ fn traced(trees: Option<bool>, overlap: bool) -> Vec<StepTrace> {
     let steps = Steps::default();
     let mut engine = Engine::new(core, Toy::new(), || 0).overlap(overlap);
     if let Some(trees) = trees {
-        let oracle = Oracle { random: Random::new(5), width: 5, trees, accuracy: 70 };
+        let oracle =
+            Oracle { random: Random::new(5), width: 5, trees, accuracy: 70, shape: ToyShape::default() };
         engine = engine.draft(Box::new(oracle)).unwrap();
     }
     let mut engine = engine.observe(Box::new(Tracer::new(steps.clone(), 0..u64::MAX)));

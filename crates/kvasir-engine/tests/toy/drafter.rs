@@ -2,7 +2,7 @@
 //! given probability.
 
 use kvasir_engine::{Drafter, Proposal, Sequence};
-use kvasir_sim::Toy;
+use kvasir_sim::ToyShape;
 use kvasir_testkit::Random;
 
 /// A drafter that knows the correct continuation and corrupts some of its drafts; `accuracy` is the
@@ -12,6 +12,8 @@ pub(crate) struct Oracle {
     pub(crate) width: u32,
     pub(crate) trees: bool,
     pub(crate) accuracy: u32,
+    /// The model that it knows.
+    pub(crate) shape: ToyShape,
 }
 
 impl Drafter for Oracle {
@@ -25,7 +27,7 @@ impl Drafter for Oracle {
 
     fn propose(&mut self, sequence: &Sequence, proposal: &mut Proposal) {
         let had = sequence.outputs().len();
-        let answer = Toy::alone(sequence.prompt(), had as u32 + self.width, true);
+        let answer = self.shape.alone(sequence.prompt(), had as u32 + self.width, true);
         let next = |i: usize| answer.get(had + i).copied().unwrap_or(0);
         let width = self.random.between(0, self.width) as usize;
         if !self.trees {

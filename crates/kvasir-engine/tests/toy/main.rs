@@ -53,9 +53,13 @@ fn every_completion_equals_its_request_run_alone() {
             refused,
             lost,
             shifted,
+            recurrent,
         } = seen;
         let all = [completed, preemptions, hits, accepted, aborted, failed, capacity, refused, lost, shifted];
-        assert!(all.iter().all(|count| *count > 0), "something was never met");
+        let workload::RecurrentCoverage { completed, preemptions, hits, accepted, failed, shifted } =
+            recurrent;
+        let all = all.into_iter().chain([completed, preemptions, hits, accepted, failed, shifted]);
+        assert!({ all }.all(|count| count > 0), "something was never met");
     }
 }
 

@@ -9,10 +9,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a harness of tests
 
 use crate::flaky::{Flaky, Operation};
+use crate::workload::{kind_named, states_usage};
 use kvasir_engine::*;
 use kvasir_exec::{Executor, Step, StepError};
-use kvasir_kv::{Cache, Cells, Contiguous, Paged, Radix, Token, TreeCache, blocks::BlockConfig};
-use kvasir_sim::Toy;
+use kvasir_kv::{CacheConfig, StateConfig, Token, build};
+use kvasir_sim::{Toy, ToyShape};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{
     Arc,
@@ -26,6 +27,8 @@ pub(crate) struct Setup {
     policy: &'static str,
     overlap: bool,
     drafts: &'static str,
+    /// Whether the model has a recurrent state.
+    is_recurrent: bool,
 }
 
 const CACHES: [&str; 6] = ["paged", "radix", "radix/1", "cells", "contiguous", "tree"];
@@ -41,7 +44,11 @@ pub(crate) fn setups(all: bool) -> Vec<Setup> {
                 for overlap in [true, false] {
                     let chosen = k == (i + j) % 3 && overlap == ((i + j) % 4 != 3);
                     if (all || chosen) && (cache != "contiguous" || drafts != "tree") {
-                        setups.push(Setup { cache, policy, overlap, drafts });
+                        let setup = Setup { cache, policy, overlap, drafts, is_recurrent: false };
+                        setups.push(setup.clone());
+                        if drafts != "tree" {
+                            setups.push(Setup { is_recurrent: true, ..setup });
+                        }
                     }
                 }
             }
@@ -49,6 +56,15 @@ pub(crate) fn setups(all: bool) -> Vec<Setup> {
     }
     setups
 }
+
+impl Setup {
+    fn shape(&self) -> ToyShape {
+        ToyShape { windows: Vec::new(), state: self.is_recurrent }
+    }
+}
+
+/// A pool of states that is smaller than the workload needs.
+const STATES: StateConfig = StateConfig { live: 2, checkpoints: 3, tail_rows: 2, interval: 4 };
 
 /// Fault sites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,20 +211,15 @@ fn run(setup: &Setup, script: &Arc<Script>) -> Result<(), String> {
 impl<'a> Run<'a> {
     fn new(setup: &'a Setup, script: Arc<Script>) -> Self {
         let block_size = if setup.cache == "radix/1" { 1 } else { 2 };
+        let kind = kind_named(setup.cache.trim_end_matches("/1"));
         // Two of the three requests fit at a time, so that one waits or is preempted.
-        let blocks = BlockConfig {
-            block_size,
-            blocks: 24 / block_size,
+        let config = CacheConfig {
+            block_size: if kind.is_block_based() { block_size } else { 1 },
             dummy: setup.policy == "rectangular",
-            ..BlockConfig::default()
+            states: setup.is_recurrent.then_some(STATES),
+            ..CacheConfig::new(24)
         };
-        let inner: Box<dyn Cache> = match setup.cache {
-            "paged" => Box::new(Paged::new(blocks).unwrap()),
-            "radix" | "radix/1" => Box::new(Radix::new(blocks).unwrap()),
-            "cells" => Box::new(Cells::new(24, 8, None).unwrap()),
-            "contiguous" => Box::new(Contiguous::new(24)),
-            _ => Box::new(TreeCache::new(24)),
-        };
+        let inner = build(kind, &config).unwrap();
         let policy: Box<dyn Policy> = match setup.policy {
             "whole" => Box::new(PrefillFirst::new(Chunking::Off, 0.0)),
             "chunked" => Box::new(Chunked::new(5, Mixing::Off)),
@@ -233,7 +244,7 @@ impl<'a> Run<'a> {
             setup,
             script,
             core,
-            toy: Toy::new().with_depth(4),
+            toy: Toy::new().with_depth(4).with_shape(setup.shape()),
             pending: VecDeque::new(),
             ids: Vec::new(),
             received: BTreeMap::new(),
@@ -345,7 +356,7 @@ impl<'a> Run<'a> {
             let id = RequestId(row.request);
             let Some(sequence) = self.core.sequence(id).filter(|one| one.in_flight() == 0) else { continue };
             let had = sequence.outputs().len();
-            let next = Toy::alone(sequence.prompt(), had as u32 + 1, true)[had];
+            let next = self.setup.shape().alone(sequence.prompt(), had as u32 + 1, true)[had];
             match self.setup.drafts {
                 "tree" => self.core.set_drafts(id, &drafts(&[7, next], &[0, 0])),
                 _ => self.core.set_drafts(id, &drafts(&[next, 7], &[])),
@@ -371,7 +382,7 @@ impl<'a> Run<'a> {
     fn check_completions(&self) -> Result<(), String> {
         for request in requests() {
             let tag = request.tag;
-            let alone = Toy::alone(&request.prompt, request.params.max_tokens, true);
+            let alone = self.setup.shape().alone(&request.prompt, request.params.max_tokens, true);
             let Some(Received { tokens, finish: Some(finish) }) = self.received.get(&tag) else {
                 return Err(format!("request {tag} never ends"));
             };
@@ -391,10 +402,12 @@ impl<'a> Run<'a> {
                 return Err(format!("request {tag} receives {tokens:?}, {finish:?}; alone {alone:?}"));
             }
         }
-        let usage = self.core.cache().usage();
-        let all_back =
-            usage.held == 0 && (self.lost || usage.available() == self.core.cache().shape().capacity);
-        if all_back { Ok(()) } else { Err(format!("the pool does not return to its baseline: {usage:?}")) }
+        let cache = self.core.cache();
+        let (usage, states) = (cache.usage(), states_usage(cache));
+        let all_back = usage.held + states.held == 0
+            && (self.lost || usage.available() == cache.shape().capacity && states.leased == 0);
+        let what = "the pools do not return to their baselines";
+        if all_back { Ok(()) } else { Err(format!("{what}: {usage:?}, {states:?}")) }
     }
 }
 

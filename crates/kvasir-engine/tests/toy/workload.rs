@@ -4,8 +4,8 @@
 use crate::{drafter::Oracle, flaky::Flaky, reasons::Reasons};
 use kvasir_engine::rectangular::Rules;
 use kvasir_engine::*;
-use kvasir_kv::{Cache, Cells, Contiguous, Paged, Radix, Token, TreeCache, blocks::BlockConfig};
-use kvasir_sim::{Faults, Toy};
+use kvasir_kv::{Cache, CacheConfig, CacheKind, PoolUsage, StateConfig, Token, build};
+use kvasir_sim::{Faults, Toy, ToyShape};
 use kvasir_testkit::Random;
 use std::collections::BTreeMap;
 
@@ -27,6 +27,8 @@ pub(crate) struct Setup {
     pub(crate) faults: Faults,
     pub(crate) flaky: u32,
     pub(crate) aborts: bool,
+    pub(crate) states: Option<StateConfig>,
+    pub(crate) windows: Vec<u32>,
 }
 
 /// Coverage counters of the workloads, so that a test that exercises nothing fails.
@@ -41,6 +43,18 @@ pub(crate) struct Coverage {
     pub(crate) capacity: u64,
     pub(crate) refused: u64,
     pub(crate) lost: u64,
+    pub(crate) shifted: u64,
+    pub(crate) recurrent: RecurrentCoverage,
+}
+
+/// Coverage of models with a recurrent state.
+#[derive(Debug, Default)]
+pub(crate) struct RecurrentCoverage {
+    pub(crate) completed: u64,
+    pub(crate) preemptions: u64,
+    pub(crate) hits: u64,
+    pub(crate) accepted: u64,
+    pub(crate) failed: u64,
     pub(crate) shifted: u64,
 }
 
@@ -93,26 +107,43 @@ impl Setup {
             },
             flaky: if faulty && random.chance(40) { random.between(1, 15) } else { 0 },
             aborts: random.chance(30),
+            states: None,
+            windows: Vec::new(),
         };
-        (setup, random)
+        (setup.with_groups(), random)
+    }
+
+    /// Gives half of the models a recurrent state, and some sliding windows.
+    fn with_groups(self) -> Self {
+        let mut random = Random::new(self.seed ^ 55);
+        let windows = random.pick(&[&[][..], &[], &[3], &[1, 8]]).to_vec();
+        let states = random.chance(50).then(|| StateConfig {
+            live: random.between(1, 6),
+            checkpoints: random.pick(&[0, 1, 2, 4, 9, 60]),
+            tail_rows: random.between(1, 6),
+            interval: random.pick(&[0, 0, 8, 32]),
+        });
+        // Draft trees are refused.
+        let drafts = if states.is_some() && self.drafts == "tree" { "chain" } else { self.drafts };
+        Self { windows, states, drafts, ..self }
+    }
+
+    pub(crate) fn shape(&self) -> ToyShape {
+        ToyShape { windows: self.windows.clone(), state: self.states.is_some() }
     }
 
     fn cache(&self) -> Box<dyn Cache> {
-        let blocks = BlockConfig {
+        let kind = kind_named(self.cache);
+        let default = CacheConfig::new(self.slots);
+        let config = CacheConfig {
             block_size: self.block,
-            blocks: self.slots / self.block,
+            max_sequences: if kind == CacheKind::Cells { 64 } else { default.max_sequences },
             sharing: self.sharing,
             dummy: self.policy == "rectangular",
-            ..BlockConfig::default()
+            states: self.states,
+            ..default
         };
-        match self.cache {
-            "paged" => Box::new(Paged::new(blocks).unwrap()),
-            "radix" => Box::new(Radix::new(blocks).unwrap()),
-            "cells" => Box::new(Cells::new(self.slots, 64, None).unwrap()),
-            "contiguous" => Box::new(Contiguous::new(self.slots)),
-            "tree" => Box::new(TreeCache::new(self.slots)),
-            other => panic!("no cache {other}"),
-        }
+        build(kind, &config).unwrap()
     }
 
     fn policy(&self, random: &mut Random) -> Box<dyn Policy> {
@@ -167,7 +198,9 @@ fn requests(random: &mut Random, setup: &Setup) -> Vec<PlannedRequest> {
                 ..Params::default()
             };
             let shifts = Random::new(setup.seed ^ u64::from(i) << 32).pick(&[None, None, Some(0), Some(9)]);
-            let params = Params { context_shift: shifts, ..params };
+            let mut marked = Random::new(setup.seed ^ u64::from(i) << 40);
+            let marks = (0..marked.between(0, 3)).map(|_| marked.between(0, prompt.len() as u32)).collect();
+            let params = Params { context_shift: shifts, marks, ..params };
             let at = |random: &mut Random| random.between(0, 40);
             PlannedRequest {
                 request: Request { tag: u64::from(i) * 10, prompt, params },
@@ -208,7 +241,8 @@ fn engine(setup: &Setup, random: &mut Random) -> Engine<Toy> {
         now += 500;
         now
     };
-    let mut engine = Engine::new(core, Toy::with_faults(setup.faults).with_depth(setup.depth), clock);
+    let device = Toy::with_faults(setup.faults).with_depth(setup.depth).with_shape(setup.shape());
+    let mut engine = Engine::new(core, device, clock);
     engine = engine.overlap(setup.overlap);
     if matches!(setup.drafts, "suffix" | "ngram") {
         let width = random.between(1, 6);
@@ -220,7 +254,8 @@ fn engine(setup: &Setup, random: &mut Random) -> Engine<Toy> {
         engine = engine.draft_width(random.pick(&[DraftWidth::Adaptive, DraftWidth::Fixed]));
     } else if drafting {
         let (width, accuracy) = (random.between(1, 5), random.between(0, 100));
-        let oracle = Oracle { random: Random::new(setup.seed ^ 99), width, trees, accuracy };
+        let (random, shape) = (Random::new(setup.seed ^ 99), setup.shape());
+        let oracle = Oracle { random, width, trees, accuracy, shape };
         engine = engine.draft(Box::new(oracle)).unwrap();
     }
     engine
@@ -279,10 +314,12 @@ fn drive(setup: &Setup, random: &mut Random, seen: &mut Coverage) -> Result<(), 
             return Err(format!("turn {turn}: {missing}"));
         }
         engine.core().check_invariants().map_err(|why| format!("turn {turn}: {why}"))?;
-        collect_events(&mut engine, &mut received, seen)?;
+        collect_events(setup, &mut engine, &mut received, seen)?;
         let all_here = planned.iter().all(|one| one.at_turn <= turn);
         if lost || (all_here && turn_done == Turn::Idle) {
-            seen.accepted += engine.core().draft_stats().totals().0;
+            let accepted = engine.core().draft_stats().totals().0;
+            seen.accepted += accepted;
+            seen.recurrent.accepted += if setup.states.is_some() { accepted } else { 0 };
             seen.lost += u64::from(lost);
             return check_completions(setup, &engine, &planned, &received, lost);
         }
@@ -294,6 +331,7 @@ fn drive(setup: &Setup, random: &mut Random, seen: &mut Coverage) -> Result<(), 
 
 /// Collects events; fails on a gap, a repetition or an event after the end.
 fn collect_events(
+    setup: &Setup,
     engine: &mut Engine<Toy>,
     received: &mut BTreeMap<u64, Received>,
     seen: &mut Coverage,
@@ -327,6 +365,14 @@ fn collect_events(
             Finish::Refused(_) => seen.refused += 1,
             _ => {}
         }
+        if setup.states.is_some() {
+            let recurrent = &mut seen.recurrent;
+            recurrent.preemptions += u64::from(ended.preemptions);
+            recurrent.hits += u64::from(ended.cached > 0);
+            recurrent.shifted += u64::from(ended.dropped > 0);
+            recurrent.completed += u64::from(matches!(ended.finish, Finish::Eos | Finish::MaxTokens));
+            recurrent.failed += u64::from(matches!(ended.finish, Finish::Failed(_)));
+        }
     }
     outbox.clear();
     Ok(())
@@ -344,11 +390,11 @@ fn check_completions(
         let params = &one.request.params;
         let (prompt, most) = (&one.request.prompt, params.max_tokens);
         let alone = match params.context_shift {
-            None => Toy::alone(prompt, most, params.ignore_eos),
+            None => setup.shape().alone(prompt, most, params.ignore_eos),
             Some(keep) => {
                 let cache = engine.core().cache();
                 let context = engine.core().limits().max_model_len.min(cache.shape().capacity);
-                Toy::shifting(prompt, most, params.ignore_eos, keep, context).0
+                setup.shape().shifting(prompt, most, params.ignore_eos, keep, context).0
             }
         };
         for tag in one.request.tag..one.request.tag + u64::from(one.siblings) {
@@ -386,9 +432,24 @@ fn check_completions(
     if lost {
         return Ok(());
     }
-    let usage = engine.core().cache().usage();
-    match (usage.free + usage.evictable, usage.held, usage.leased) {
-        (all, 0, 0) if all == engine.core().cache().shape().capacity => Ok(()),
-        _ => Err(format!("the pool does not return to its baseline: {usage:?}")),
+    let cache = engine.core().cache();
+    let (usage, states) = (cache.usage(), states_usage(cache));
+    let is_baseline = usage.free + usage.evictable == cache.shape().capacity
+        && (usage.held, usage.leased) == (0, 0)
+        && states.free == setup.states.map_or(0, |states| states.live);
+    if is_baseline {
+        Ok(())
+    } else {
+        Err(format!("the pools do not return to their baselines: {usage:?}, {states:?}"))
     }
+}
+
+/// The cache of this name.
+pub(crate) fn kind_named(name: &str) -> CacheKind {
+    CacheKind::ALL.iter().copied().find(|kind| kind.to_string() == name).unwrap()
+}
+
+/// Usage of the live states; all zero without states.
+pub(crate) fn states_usage(cache: &dyn Cache) -> PoolUsage {
+    cache.shape().groups.states().map_or_else(PoolUsage::default, |group| cache.usage_of(group))
 }

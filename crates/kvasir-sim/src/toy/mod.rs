@@ -68,9 +68,10 @@ impl Toy {
         Self { depth: 2, ..Self::default() }
     }
 
-    /// A device whose model has sliding windows or a recurrent state.
-    pub fn with_shape(shape: ToyShape) -> Self {
-        Self { shape, ..Self::new() }
+    /// Gives the model sliding windows or a recurrent state.
+    pub fn with_shape(mut self, shape: ToyShape) -> Self {
+        self.shape = shape;
+        self
     }
 
     /// Injects faults.

@@ -45,6 +45,36 @@ impl ToyShape {
         self.continued(&mut Vec::new(), prompt, max_tokens, ignore_eos)
     }
 
+    /// The reference output of a request that shifts its full context of `context` tokens and keeps
+    /// `keep` prompt tokens, and the number of tokens dropped: what is left is a new prompt.
+    pub fn shifting(
+        &self,
+        prompt: &[Token],
+        max_tokens: u32,
+        ignore_eos: bool,
+        keep: u32,
+        context: u32,
+    ) -> (Vec<Token>, u32) {
+        let (mut tokens, mut answer, mut dropped) = (prompt.to_vec(), Vec::new(), 0);
+        let keep = keep.min(prompt.len() as u32);
+        loop {
+            // A prompt as long as the context gets one token.
+            let room = context.saturating_sub(tokens.len() as u32).max(1);
+            let room = room.min(max_tokens - answer.len() as u32);
+            let more = self.alone(&tokens, room, ignore_eos);
+            let has_stopped = !ignore_eos && more.last() == Some(&EOS);
+            answer.extend_from_slice(&more);
+            tokens.extend(more);
+            let discard = (tokens.len() as u32).saturating_sub(1 + keep) / 2;
+            let is_done = has_stopped || answer.len() as u32 == max_tokens;
+            if is_done || discard == 0 || discard < context / 32 {
+                return (answer, dropped);
+            }
+            tokens.drain(keep as usize..(keep + discard) as usize);
+            dropped += discard;
+        }
+    }
+
     /// The outputs after slots that hold `values`, and then `rest`. Appends the new values.
     fn continued(
         &self,
@@ -96,8 +126,7 @@ impl Toy {
         ToyShape::default().alone(prompt, max_tokens, ignore_eos)
     }
 
-    /// The reference output of a request that shifts its full context of `context` tokens and keeps
-    /// `keep` prompt tokens, and the number of tokens dropped: what is left is a new prompt.
+    /// The reference output of a request that shifts its full context; see [`ToyShape::shifting`].
     pub fn shifting(
         prompt: &[Token],
         max_tokens: u32,
@@ -105,24 +134,7 @@ impl Toy {
         keep: u32,
         context: u32,
     ) -> (Vec<Token>, u32) {
-        let (mut tokens, mut answer, mut dropped) = (prompt.to_vec(), Vec::new(), 0);
-        let keep = keep.min(prompt.len() as u32);
-        loop {
-            // A prompt as long as the context gets one token.
-            let room = context.saturating_sub(tokens.len() as u32).max(1);
-            let room = room.min(max_tokens - answer.len() as u32);
-            let more = Self::alone(&tokens, room, ignore_eos);
-            let has_stopped = !ignore_eos && more.last() == Some(&EOS);
-            answer.extend_from_slice(&more);
-            tokens.extend(more);
-            let discard = (tokens.len() as u32).saturating_sub(1 + keep) / 2;
-            let is_done = has_stopped || answer.len() as u32 == max_tokens;
-            if is_done || discard == 0 || discard < context / 32 {
-                return (answer, dropped);
-            }
-            tokens.drain(keep as usize..(keep + discard) as usize);
-            dropped += discard;
-        }
+        ToyShape::default().shifting(prompt, max_tokens, ignore_eos, keep, context)
     }
 
     /// The reference output after slots that hold `values`, however these were computed, and then

@@ -51,8 +51,10 @@ impl KvManager {
     /// The hit of a waiting sequence outside its own session: the sibling to fork, or the prefix
     /// cache. Cost: may hash or compare the whole prompt.
     fn find_prefix(&mut self, sequence: &mut Sequence, fork: Fork) -> Hit {
-        if let Some((_, tokens)) = fork {
-            return Hit { tokens: tokens.max(self.base), ..Hit::default() };
+        if let Some((leader, tokens)) = fork {
+            // With recurrent states, the fork ends at the last state.
+            let floor = self.cache.rewind().and_then(|capability| capability.rewind_floor(leader, tokens));
+            return Hit { tokens: floor.unwrap_or(0).max(self.base), ..Hit::default() };
         }
         // Prompt log-probabilities need logits, which cached tokens do not produce.
         match self.cache.prefix() {
@@ -184,6 +186,7 @@ impl KvManager {
         sequence.published = hit.tokens / self.block() * self.block();
         sequence.cold.hit = hit.tokens;
         sequence.cold.reserve_to = grant.reserve_to;
+        self.mark_checkpoints(sequence);
         self.cache.reserve_memory(seq, sequence.longest());
         let held = self.budget.block().whole(sequence.next_position());
         self.budget.reserve(sequence, grant.slots.saturating_sub(held));

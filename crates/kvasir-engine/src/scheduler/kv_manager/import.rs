@@ -12,11 +12,17 @@ use crate::scheduler::kv_manager::KvManager;
 use kvasir_kv::{BlockId, CacheError, Lookup, SeqId};
 
 impl KvManager {
-    /// Whether blocks can be exported and imported: prefix caching is on, without a shared prefix.
+    /// Whether blocks can be exported and imported: prefix caching is on, without a shared prefix and
+    /// recurrent states.
     pub(crate) fn check_transfer(&mut self) -> Result<(), CacheError> {
         self.cache.prefix()?;
         if !self.has_prefix {
             return Err(CacheError::BadConfig("K/V transfer needs prefix caching, which is disabled"));
+        }
+        if self.has_states() {
+            return Err(CacheError::BadConfig(
+                "K/V transfer is impossible with recurrent layers: their states are not transferred",
+            ));
         }
         if self.base > 0 {
             return Err(CacheError::BadConfig("K/V transfer is impossible with a shared prefix"));

@@ -13,10 +13,10 @@ use crate::request::gaps::Gaps;
 use crate::request::sequence::{Sequence, SlotCopies};
 use crate::scheduler::budget::Budget;
 use crate::scheduler::defer_reason::DeferReason;
-use crate::scheduler::limits::Limits;
+use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::recent_keys::RecentKeys;
 use crate::scheduler::retained_sessions::{RetainedSessions, Shortage};
-use kvasir_kv::{Cache, CacheError, KvEvent, SeqId, StepId};
+use kvasir_kv::{Cache, CacheError, KvEvent, Position, RecomputeCosts, SeqId, StepId};
 use serde::{Deserialize, Serialize};
 
 /// When computed blocks are published to the prefix cache.
@@ -63,7 +63,7 @@ impl KvManager {
         let block = cache.shape().block_size.max(1);
         Self {
             budget: Budget::new(block),
-            retained: RetainedSessions::new(block, if redirects { 0 } else { limits.max_model_len }),
+            retained: RetainedSessions::new(cache.shape(), if redirects { 0 } else { limits.max_model_len }),
             recent: RecentKeys::default(),
             base: cache.shape().base,
             has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
@@ -130,6 +130,16 @@ impl KvManager {
     /// Counts the slots that only retained sequences own, if they may have changed.
     pub(crate) fn recount_retained(&mut self) {
         self.retained.recount_slots(&mut *self.cache);
+    }
+
+    /// Most draft tokens of a chain that a claim may have.
+    pub(crate) fn max_chain(&self) -> u32 {
+        self.cache.shape().states.map_or(u32::MAX, |states| states.tail_rows)
+    }
+
+    /// Whether the model has recurrent states, whose positions a cache stores at checkpoints only.
+    pub(crate) fn has_states(&self) -> bool {
+        self.cache.shape().states.is_some()
     }
 
     #[inline]
@@ -218,12 +228,51 @@ impl KvManager {
         self.publish_at == PublishAt::EveryBlock && sequence.computed >= sequence.published + self.block()
     }
 
+    /// Marks the positions of an admitted sequence at which later prompts may diverge: the marks of
+    /// its request, and the last position that a lookup of the same tokens can hit.
+    pub(crate) fn mark_checkpoints(&mut self, sequence: &Sequence) {
+        let Some(seq) = sequence.cache.filter(|_| self.has_states()) else { return };
+        let intact = sequence.intact();
+        let mut marks: Vec<Position> =
+            sequence.cold.params.marks.iter().copied().filter(|mark| *mark <= intact).collect();
+        marks.push(sequence.tokens.len() - 1);
+        let marked = self.cache.mark_checkpoints(seq, &marks);
+        debug_assert!(marked.is_ok(), "{marked:?}");
+    }
+
+    /// Marks the end of a finished answer.
+    pub(crate) fn mark_end(&mut self, sequence: &Sequence) {
+        if let Some(seq) = sequence.cache.filter(|_| self.has_states()) {
+            let marked = self.cache.mark_checkpoints(seq, &[sequence.computed]);
+            debug_assert!(marked.is_ok(), "{marked:?}");
+        }
+    }
+
+    /// Sets the costs by which the cache evicts checkpoints, once they are known.
+    pub(crate) fn set_recompute_costs(&mut self, costs: Costs) {
+        let clamped = |ns: u64| u32::try_from(ns).unwrap_or(u32::MAX);
+        let costs = RecomputeCosts { token: clamped(costs.token_ns), depth: clamped(costs.depth_ns) };
+        if self.has_states() && (costs.token > 0 || costs.depth > 0) {
+            self.cache.set_recompute_costs(costs);
+        }
+    }
+
+    /// Whether a computed block that is not published ends at a mark of the request: a checkpoint is
+    /// found through its published block only.
+    fn passes_mark(&self, sequence: &Sequence) -> bool {
+        let is_new = |mark: &Position| {
+            let boundary = mark / self.block() * self.block();
+            boundary > sequence.published && boundary <= sequence.computed
+        };
+        self.has_states() && sequence.dropped == 0 && sequence.cold.params.marks.iter().any(is_new)
+    }
+
     /// Publishes the computed whole blocks of a sequence to the prefix cache. Under
-    /// `PublishAt::Milestones` only if `milestone`.
+    /// `PublishAt::Milestones` only if `milestone`, or if a mark was passed.
     pub(crate) fn publish(&mut self, sequence: &mut Sequence, milestone: bool) {
         let wanted = match self.publish_at {
             PublishAt::EveryBlock => true,
-            PublishAt::Milestones => milestone,
+            PublishAt::Milestones => milestone || self.passes_mark(sequence),
         };
         let Some(seq) = sequence.cache else { return };
         if !self.has_prefix || !wanted || sequence.computed < sequence.published + self.block() {

@@ -305,16 +305,20 @@ impl StateGroup {
         }
     }
 
-    /// The greatest block boundary up to `to` at which the sequence has a checkpoint. Seals the live
-    /// state if it is at a block boundary up to `to`.
+    /// The greatest block boundary up to `to` at which the sequence has a checkpoint that is written.
+    /// Seals the live state if it is at a block boundary up to `to`.
     pub(crate) fn checkpoint_floor(&mut self, seq: SeqId, to: Position) -> Result<Position, CacheError> {
         let spacing = self.spacing;
         let is_usable = |position: Position| position <= to && position == spacing.floor(position);
         if self.seqs.get(seq)?.live.is_some_and(|live| is_usable(live.position)) {
             self.seal(seq);
         }
-        let is_candidate =
-            |checkpoint: &Checkpoint| is_usable(checkpoint.position) && self.ledger.is_current(checkpoint);
+        let unwritten = self.in_flight.written_slots(seq);
+        let is_candidate = |checkpoint: &Checkpoint| {
+            is_usable(checkpoint.position)
+                && self.ledger.is_current(checkpoint)
+                && !unwritten.contains(&checkpoint.slot)
+        };
         let last = self.seqs.get(seq)?.last_checkpoint(to, is_candidate);
         Ok(last.map_or(0, |last| last.position))
     }

@@ -1,6 +1,6 @@
 //! `StatesInFlight`: the state rows of the steps in flight, and what canceling a step restores.
 
-use crate::contract::ids::{Position, SeqId, StepId};
+use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::state_section::{StateRow, StateSave};
 use crate::grouped::states::sequence::LiveState;
 use std::collections::VecDeque;
@@ -66,6 +66,19 @@ impl StatesInFlight {
     pub(crate) fn take_newest(&mut self, step: StepId) -> Option<StepInFlight> {
         let is_newest = self.steps.back().is_some_and(|flight| flight.step == step);
         if is_newest { self.steps.pop_back() } else { None }
+    }
+
+    /// The slots that steps in flight write for a sequence. Their content is unknown until then: a
+    /// step may fail.
+    pub(crate) fn written_slots(&self, seq: SeqId) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        for flight in &self.steps {
+            for row in flight.rows.iter().filter(|row| row.seq == seq) {
+                slots.extend((row.planned.commit > 0).then_some(row.planned.to));
+                slots.extend(flight.saves_of(row).iter().map(|save| save.slot));
+            }
+        }
+        slots
     }
 
     /// Keeps the memory of an ended step for `begin`.

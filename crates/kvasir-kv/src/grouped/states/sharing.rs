@@ -1,5 +1,8 @@
 //! Shared checkpoints of `StateGroup`: forks share those of their source, and later prompts find
 //! them through the anchors of published blocks.
+//!
+//! Only checkpoints that are written are shared. After accepted drafts, a step in flight may still
+//! write one at or below the retired length, and it may fail.
 
 use crate::contract::group::Anchor;
 use crate::contract::ids::{Position, SeqId};
@@ -17,10 +20,12 @@ impl StateGroup {
             self.seal(src);
         }
         let Ok(source) = self.seqs.get(src) else { return 0 };
-        let last = source.last_checkpoint(upto, |checkpoint| self.ledger.is_current(checkpoint));
-        let len = last.map_or(0, |last| last.position);
-        let is_shared =
-            |checkpoint: &&Checkpoint| checkpoint.position <= len && self.ledger.is_current(checkpoint);
+        let unwritten = self.in_flight.written_slots(src);
+        let is_written = |checkpoint: &Checkpoint| {
+            self.ledger.is_current(checkpoint) && !unwritten.contains(&checkpoint.slot)
+        };
+        let len = source.last_checkpoint(upto, is_written).map_or(0, |last| last.position);
+        let is_shared = |checkpoint: &&Checkpoint| checkpoint.position <= len && is_written(checkpoint);
         let shared: Vec<Checkpoint> = source.checkpoints.iter().filter(is_shared).copied().collect();
         let sequence = StateSequence::from_checkpoints(shared, Some(source));
         self.set_states(dst, sequence);
@@ -56,14 +61,16 @@ impl StateGroup {
     /// `anchor` returns the anchor of the sequence's block of a number.
     pub(crate) fn link(&mut self, seq: SeqId, published: Position, anchor: impl Fn(u32) -> Option<Anchor>) {
         let block_size = self.spacing.block_size;
-        let Self { ledger, seqs, .. } = self;
+        let Self { ledger, seqs, in_flight, .. } = self;
         let Some(sequence) = seqs.get_mut(seq) else { return };
+        let unwritten = in_flight.written_slots(seq);
         let live_slot = sequence.live.map(|live| live.slot);
         for checkpoint in &mut sequence.checkpoints {
             // A fork may have sealed a live state inside a block.
             let is_published =
                 checkpoint.position.is_multiple_of(block_size) && checkpoint.position <= published;
-            if !is_published || !ledger.is_current(checkpoint) {
+            let is_written = !unwritten.contains(&checkpoint.slot);
+            if !is_published || !is_written || !ledger.is_current(checkpoint) {
                 continue;
             }
             let Some(anchor) = anchor(checkpoint.position / block_size - 1) else { continue };
