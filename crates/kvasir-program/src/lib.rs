@@ -70,6 +70,7 @@ pub use crate::ir::recurrent::{
     DecayRate, DeltaForm, HeadMap, ScanForm, StateFacts, StateId, TimeStepLimits,
 };
 pub use crate::ir::rope::{LongRope, Rope, RopeId, Temperature};
+pub use crate::ir::state_layout::{StateLayout, StateSpan};
 pub use crate::ir::value::{Holds, Rows, Value, ValueId};
 pub use crate::ir::weight::{Matrices, Matrix, Role, StoredRows, Vector, Weight, WeightId};
 pub use crate::model::Model;

@@ -17,6 +17,7 @@ pub(crate) mod print;
 pub(crate) mod program;
 pub(crate) mod recurrent;
 pub(crate) mod rope;
+pub(crate) mod state_layout;
 pub(crate) mod usage;
 pub(crate) mod value;
 pub(crate) mod weight;
