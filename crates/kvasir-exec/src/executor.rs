@@ -127,13 +127,16 @@ pub struct Abilities {
     /// Whether it computes rectangles: a step of the `rectangular` policy then comes with its dummy
     /// blocks and dummy tokens. Other executors get rows as long as they are.
     pub rectangles: bool,
+    /// Whether it keeps the states of recurrent layers, as the plan's state section says.
+    pub states: bool,
 }
 
 impl Abilities {
-    /// An executor that accepts every kind of plan and has no static shapes.
+    /// An executor that accepts every kind of plan, keeps recurrent states and has no static shapes.
     pub const fn all(depth: u32, max_tokens: u32, pool_rows: u32) -> Self {
         let plans = &[PlanKind::Contiguous, PlanKind::Ragged, PlanKind::Explicit];
-        Self { plans, depth, max_tokens, pool_rows, batch_sizes: Vec::new(), rectangles: false }
+        let batch_sizes = Vec::new();
+        Self { plans, depth, max_tokens, pool_rows, batch_sizes, rectangles: false, states: true }
     }
 }
 

@@ -85,7 +85,8 @@
 //! `background.rs` runs an executor on its own thread. `ranks.rs` defines all-reduce and all-gather
 //! for tensor parallelism. `experts.rs` defines dispatch and combine for expert parallelism.
 //! `ranked.rs` keeps the executor of a rank, or of an expert-parallel replica, in lockstep with the
-//! others. `whole_sequences.rs` validates the steps of encoders.
+//! others. `whole_sequences.rs` validates the steps of encoders, `state_rows.rs` those of models with
+//! recurrent layers.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.
@@ -103,6 +104,7 @@ mod padding;
 mod ranked;
 mod ranks;
 mod sampler_row;
+mod state_rows;
 mod whole_sequences;
 
 pub use crate::background::Background;
@@ -116,3 +118,4 @@ pub use crate::padding::Padding;
 pub use crate::ranked::{RankControl, RankExecutor};
 pub use crate::ranks::{AllGatherBuffers, Ranks, ThreadRank};
 pub use crate::sampler_row::{DrawnDrafts, SamplerRow, SamplerRows};
+pub use crate::state_rows::StateRows;

@@ -2,12 +2,15 @@
 //! tested against.
 //!
 //! [`PlainModel::load`] dequantizes a checkpoint's weights to f32; a [`PlainExecutor`] runs steps
-//! over a KV pool of its own. Attention materializes scores and a mask per query. The mask is built
+//! over a KV pool and a
+//! state pool of its own. Attention materializes scores and a mask per query. The mask is built
 //! from positions alone, so that a cache's plan is checked instead of trusted. Explicit masks of a
 //! plan narrow it further.
 //!
 //! Invariant: it stays simple. No threads, no fused ops, no online softmax, no path that only some
 //! plans take.
+//!
+//! Recurrent states are read and written as the plan's state section says (`recurrent_rows.rs`).
 //!
 //! Guarded by `tests/checkpoints.rs` (recorded logits) and `tests/plans.rs` (every cache gives the
 //! same bits).
@@ -25,7 +28,9 @@ mod mixture;
 mod model;
 mod pool;
 mod recurrent;
+mod recurrent_rows;
 mod run;
+mod state_pool;
 mod weights;
 
 pub use crate::executor::draft::{DraftSource, Drafting};

@@ -1,139 +1,243 @@
-//! Reference recurrences, token by token: short convolution, gated delta rule, selective scan.
+//! [`Recurrence`]: the reference recurrences, one token at a time: short convolution, gated delta
+//! rule, selective scan.
 //!
 //! A state matrix is row-major `S[i][j]`; i is the reduced index. A product
 //! `Σ_i S[i][j] x[i]` has four partial sums by i mod 4, fused multiply-adds in ascending i, then
 //! `(s0 + s1) + (s2 + s3)`. A decay is a rounded product, an update one fused multiply-add. So
 //! results do not depend on how a sequence is divided into steps.
+//!
+//! An *input* is what changes the state: the operands that a tail row stores, in the order of
+//! `StateLayout`. The operand that only the result depends on, q or C, is the *reader*.
 
 use crate::math::sigmoid;
-use kvasir_program::{DeltaForm, ScanForm};
+use crate::weights::Weights;
+use kvasir_program::{DeltaForm, Op, ScanForm, StateId, ValueId};
 
-/// Weights of a convolution: `kernel` taps per channel, the oldest token first, and one bias per
-/// channel.
-#[derive(Clone, Copy)]
-pub(crate) struct ConvWeights<'a> {
-    pub(crate) weight: &'a [f32],
-    pub(crate) bias: Option<&'a [f32]>,
+/// The recurrence of an op, with its weights.
+pub(crate) enum Recurrence<'a> {
+    /// `y = act(bias + Σ_j weight[j] x[t - kernel + 1 + j])` per channel; `weight` has `kernel`
+    /// elements per channel, the oldest token first.
+    ShortConv { weight: &'a [f32], bias: Option<&'a [f32]>, kernel: usize, silu: bool },
+    /// The gated delta rule; `decay` and `dt_bias` are one per value head.
+    GatedDelta { form: &'a DeltaForm, decay: &'a [f32], dt_bias: &'a [f32] },
+    /// The selective scan; the weights are one per head.
+    SelectiveScan { form: &'a ScanForm, decay: &'a [f32], dt_bias: &'a [f32], skip: &'a [f32] },
 }
 
-/// `y[t] = act(bias + Σ_j weight[j] x[t - kernel + 1 + j])` per channel, over a whole sequence.
-pub(crate) fn short_conv(
-    x: &[f32],
-    weights: ConvWeights<'_>,
-    kernel: usize,
-    silu: bool,
-    width: usize,
-    y: &mut [f32],
-) {
-    for (t, y) in y.chunks_exact_mut(width).enumerate() {
-        for (channel, y) in y.iter_mut().enumerate() {
-            let weight = &weights.weight[channel * kernel..(channel + 1) * kernel];
-            let mut sum = weights.bias.map_or(0.0, |bias| bias[channel]);
-            for (j, weight) in weight.iter().enumerate() {
-                if let Some(at) = (t + 1 + j).checked_sub(kernel) {
-                    sum = weight.mul_add(x[at * width + channel], sum);
+/// The operands of a recurrent op.
+pub(crate) struct RecurrentOperands {
+    pub(crate) state: StateId,
+    /// The parts of an input.
+    pub(crate) inputs: Vec<ValueId>,
+    pub(crate) reader: Option<ValueId>,
+}
+
+impl RecurrentOperands {
+    /// `None` for other ops.
+    pub(crate) fn of(op: &Op) -> Option<Self> {
+        Some(match op {
+            Op::ShortConv { x, state, .. } => Self { state: *state, inputs: vec![*x], reader: None },
+            Op::GatedDelta { q, k, v, decay, beta, state, .. } => {
+                Self { state: *state, inputs: vec![*k, *v, *decay, *beta], reader: Some(*q) }
+            }
+            Op::SelectiveScan { x, b, c, dt, state, .. } => {
+                Self { state: *state, inputs: vec![*x, *b, *dt], reader: Some(*c) }
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// Where the result of one token goes, and what it reads the state with.
+pub(crate) struct Reading<'a> {
+    /// q or C of the token; empty for a convolution.
+    pub(crate) reader: &'a [f32],
+    pub(crate) y: &'a mut [f32],
+}
+
+impl<'a> Recurrence<'a> {
+    /// `None` for other ops.
+    pub(crate) fn of(op: &'a Op, weights: &'a Weights) -> Option<Self> {
+        let get = |id| weights.get(id);
+        Some(match op {
+            Op::ShortConv { weight, bias, kernel, silu, .. } => {
+                Self::ShortConv { weight: get(*weight), bias: bias.map(get), kernel: *kernel, silu: *silu }
+            }
+            Op::GatedDelta { form, .. } => {
+                Self::GatedDelta { form, decay: get(form.decay), dt_bias: get(form.dt_bias) }
+            }
+            Op::SelectiveScan { form, .. } => {
+                let (decay, dt_bias, skip) = (get(form.decay), get(form.dt_bias), get(form.skip));
+                Self::SelectiveScan { form, decay, dt_bias, skip }
+            }
+            _ => return None,
+        })
+    }
+
+    /// Applies one input to a state. A replayed input has no reading.
+    pub(crate) fn advance(&self, input: &[f32], state: &mut [f32], reading: Option<Reading<'_>>) {
+        match *self {
+            Self::ShortConv { weight, bias, kernel, silu } => {
+                if let Some(Reading { y, .. }) = reading {
+                    convolve(state, input, weight, bias, kernel, y);
+                    if silu {
+                        y.iter_mut().for_each(|y| *y *= sigmoid(*y));
+                    }
+                }
+                let width = input.len();
+                if kernel > 1 {
+                    state.copy_within(width.., 0);
+                    let newest = state.len() - width;
+                    state[newest..].copy_from_slice(input);
                 }
             }
-            *y = if silu { sum * sigmoid(sum) } else { sum };
+            Self::GatedDelta { form, decay, dt_bias } => {
+                let input = DeltaInput::of(form, input);
+                let reading = &mut { reading };
+                for head in 0..form.value_heads {
+                    input.advance_head(form, head, (decay[head], dt_bias[head]), state, reading.as_mut());
+                }
+            }
+            Self::SelectiveScan { form, decay, dt_bias, skip } => {
+                let input = ScanInput::of(form, input);
+                let reading = &mut { reading };
+                for head in 0..form.heads {
+                    let weights =
+                        ScanWeights { decay: decay[head], dt_bias: dt_bias[head], skip: skip[head] };
+                    input.advance_head(form, head, weights, state, reading.as_mut());
+                }
+            }
         }
     }
 }
 
-/// Operands of a gated delta rule, row-major with one row per token.
-pub(crate) struct DeltaRows<'a> {
-    pub(crate) q: &'a [f32],
-    pub(crate) k: &'a [f32],
-    pub(crate) v: &'a [f32],
-    pub(crate) decay: &'a [f32],
-    pub(crate) beta: &'a [f32],
-}
-
-/// The gated delta rule over a whole sequence. `decay` and `dt_bias` are weights, one per value
-/// head.
-pub(crate) fn gated_delta(
-    rows: &DeltaRows<'_>,
-    form: &DeltaForm,
-    decay: &[f32],
-    dt_bias: &[f32],
+/// A convolution over the `kernel - 1` inputs in `state`, the oldest first, and the newest one.
+fn convolve(
+    state: &[f32],
+    input: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    kernel: usize,
     y: &mut [f32],
 ) {
-    let (keys, values) = (form.key_heads * form.key_dim, form.value_heads * form.value_dim);
-    for head in 0..form.value_heads {
-        let mut state = vec![0.0; form.key_dim * form.value_dim];
+    let width = input.len();
+    for (channel, y) in y.iter_mut().enumerate() {
+        let weight = &weight[channel * kernel..(channel + 1) * kernel];
+        let inputs = state.iter().chain(input).skip(channel).step_by(width);
+        let bias = bias.map_or(0.0, |bias| bias[channel]);
+        *y = weight.iter().zip(inputs).fold(bias, |sum, (weight, x)| weight.mul_add(*x, sum));
+    }
+}
+
+/// The parts of an input of a gated delta rule.
+struct DeltaInput<'a> {
+    k: &'a [f32],
+    v: &'a [f32],
+    decay: &'a [f32],
+    beta: &'a [f32],
+}
+
+impl<'a> DeltaInput<'a> {
+    fn of(form: &DeltaForm, input: &'a [f32]) -> Self {
+        let (k, rest) = input.split_at(form.key_heads * form.key_dim);
+        let (v, rest) = rest.split_at(form.value_heads * form.value_dim);
+        let (decay, beta) = rest.split_at(form.value_heads);
+        Self { k, v, decay, beta }
+    }
+
+    /// Applies the input to the state of one value head, whose decay weight and bias are given.
+    fn advance_head(
+        &self,
+        form: &DeltaForm,
+        head: usize,
+        (decay, dt_bias): (f32, f32),
+        state: &mut [f32],
+        reading: Option<&mut Reading<'_>>,
+    ) {
+        let size = form.key_dim * form.value_dim;
+        let state = &mut state[head * size..][..size];
         let key = form.key_head(head) * form.key_dim;
-        let rate = form.decay_rate.of(decay[head]);
-        for (t, y) in y.chunks_exact_mut(values).enumerate() {
-            let of_key = |x: &[f32]| l2_normalize(&x[t * keys + key..][..form.key_dim]);
-            let (mut q, k) = (of_key(rows.q), of_key(rows.k));
+        let k = l2_normalize(&self.k[key..][..form.key_dim]);
+        let g = form.decay_rate.of(decay) * softplus(self.decay[head] + dt_bias);
+        let beta = sigmoid(self.beta[head]);
+        let decay_factor = g.exp();
+        state.iter_mut().for_each(|s| *s *= decay_factor);
+        let v = &self.v[head * form.value_dim..][..form.value_dim];
+        for (j, v) in v.iter().enumerate() {
+            let delta = beta * (v - column_dot(state, form.value_dim, j, &k));
+            let cells = state.iter_mut().skip(j).step_by(form.value_dim);
+            cells.zip(&k).for_each(|(s, k)| *s = k.mul_add(delta, *s));
+        }
+        if let Some(Reading { reader, y }) = reading {
+            let mut q = l2_normalize(&reader[key..][..form.key_dim]);
             let scale = (form.key_dim as f32).sqrt();
             q.iter_mut().for_each(|q| *q /= scale);
-            let at = t * form.value_heads + head;
-            let g = rate * softplus(rows.decay[at] + dt_bias[head]);
-            let beta = sigmoid(rows.beta[at]);
-            let v = &rows.v[t * values + head * form.value_dim..][..form.value_dim];
-            let decay_factor = g.exp();
-            state.iter_mut().for_each(|s| *s *= decay_factor);
-            for (j, v) in v.iter().enumerate() {
-                let column = || state.iter().skip(j).step_by(form.value_dim);
-                let delta = beta * (v - column_dot(column(), &k));
-                let cells = state.iter_mut().skip(j).step_by(form.value_dim);
-                cells.zip(&k).for_each(|(s, k)| *s = k.mul_add(delta, *s));
-                let column = state.iter().skip(j).step_by(form.value_dim);
-                y[head * form.value_dim + j] = column_dot(column, &q);
-            }
+            let y = &mut y[head * form.value_dim..][..form.value_dim];
+            y.iter_mut().enumerate().for_each(|(j, y)| *y = column_dot(state, form.value_dim, j, &q));
         }
     }
 }
 
-/// Operands of a selective scan, row-major with one row per token.
-pub(crate) struct ScanRows<'a> {
-    pub(crate) x: &'a [f32],
-    pub(crate) b: &'a [f32],
-    pub(crate) c: &'a [f32],
-    pub(crate) dt: &'a [f32],
+/// The parts of an input of a selective scan.
+struct ScanInput<'a> {
+    x: &'a [f32],
+    b: &'a [f32],
+    dt: &'a [f32],
 }
 
-/// Weights of a selective scan, one element per head.
+/// Weights of one head of a selective scan.
 #[derive(Clone, Copy)]
-pub(crate) struct ScanWeights<'a> {
-    pub(crate) decay: &'a [f32],
-    pub(crate) dt_bias: &'a [f32],
-    pub(crate) skip: &'a [f32],
+struct ScanWeights {
+    decay: f32,
+    dt_bias: f32,
+    skip: f32,
 }
 
-/// The selective scan over a whole sequence.
-pub(crate) fn selective_scan(rows: &ScanRows<'_>, form: &ScanForm, weights: ScanWeights<'_>, y: &mut [f32]) {
-    let (width, groups) = (form.heads * form.head_dim, form.groups * form.state_dim);
-    for head in 0..form.heads {
-        let mut state = vec![0.0; form.state_dim * form.head_dim];
-        let rate = form.decay_rate.of(weights.decay[head]);
-        for (t, y) in y.chunks_exact_mut(width).enumerate() {
-            let of_group = |x: &'_ [f32]| {
-                let start = t * groups + form.group(head) * form.state_dim;
-                x[start..start + form.state_dim].to_vec()
-            };
-            let (b, c) = (of_group(rows.b), of_group(rows.c));
-            let dt = softplus(rows.dt[t * form.heads + head] + weights.dt_bias[head]);
-            let limits = form.dt_limits;
-            let dt = limits.max.map_or(dt, |max| dt.min(max)).max(limits.min);
-            let decay_factor = (rate * dt).exp();
-            state.iter_mut().for_each(|s| *s *= decay_factor);
-            let x = &rows.x[t * width + head * form.head_dim..][..form.head_dim];
-            for (j, x) in x.iter().enumerate() {
-                let input = dt * x;
-                let cells = state.iter_mut().skip(j).step_by(form.head_dim);
-                cells.zip(&b).for_each(|(s, b)| *s = b.mul_add(input, *s));
-                let column = state.iter().skip(j).step_by(form.head_dim);
-                y[head * form.head_dim + j] = weights.skip[head].mul_add(*x, column_dot(column, &c));
+impl<'a> ScanInput<'a> {
+    fn of(form: &ScanForm, input: &'a [f32]) -> Self {
+        let (x, rest) = input.split_at(form.heads * form.head_dim);
+        let (b, dt) = rest.split_at(form.groups * form.state_dim);
+        Self { x, b, dt }
+    }
+
+    /// Applies the input to the state of one head.
+    fn advance_head(
+        &self,
+        form: &ScanForm,
+        head: usize,
+        weights: ScanWeights,
+        state: &mut [f32],
+        reading: Option<&mut Reading<'_>>,
+    ) {
+        let size = form.state_dim * form.head_dim;
+        let state = &mut state[head * size..][..size];
+        let group = form.group(head) * form.state_dim;
+        let dt = softplus(self.dt[head] + weights.dt_bias);
+        let limits = form.dt_limits;
+        let dt = limits.max.map_or(dt, |max| dt.min(max)).max(limits.min);
+        let decay_factor = (form.decay_rate.of(weights.decay) * dt).exp();
+        state.iter_mut().for_each(|s| *s *= decay_factor);
+        let x = &self.x[head * form.head_dim..][..form.head_dim];
+        let b = &self.b[group..][..form.state_dim];
+        for (j, x) in x.iter().enumerate() {
+            let input = dt * x;
+            let cells = state.iter_mut().skip(j).step_by(form.head_dim);
+            cells.zip(b).for_each(|(s, b)| *s = b.mul_add(input, *s));
+        }
+        if let Some(Reading { reader, y }) = reading {
+            let c = &reader[group..][..form.state_dim];
+            let y = &mut y[head * form.head_dim..][..form.head_dim];
+            for (j, (y, x)) in y.iter_mut().zip(x).enumerate() {
+                *y = weights.skip.mul_add(*x, column_dot(state, form.head_dim, j, c));
             }
         }
     }
 }
 
-/// `Σ_i column[i] x[i]`.
-fn column_dot<'a>(column: impl Iterator<Item = &'a f32>, x: &[f32]) -> f32 {
+/// `Σ_i state[i][j] x[i]`, of a matrix with rows of `width` elements.
+fn column_dot(state: &[f32], width: usize, j: usize, x: &[f32]) -> f32 {
     let mut sums = [0.0f32; 4];
-    for (i, (s, x)) in column.zip(x).enumerate() {
+    for (i, (s, x)) in state.iter().skip(j).step_by(width).zip(x).enumerate() {
         sums[i % 4] = s.mul_add(*x, sums[i % 4]);
     }
     (sums[0] + sums[1]) + (sums[2] + sums[3])

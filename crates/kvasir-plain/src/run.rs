@@ -3,7 +3,7 @@
 //!
 //! 1. Apply the plan's slot copies (`moves`).
 //! 2. For each op, compute its result into the buffer of its value. Attention first writes K and V
-//!    to the plan's slots.
+//!    to the plan's slots; recurrent ops read and write the plan's states (`recurrent_rows.rs`).
 //!
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
@@ -14,9 +14,7 @@ use crate::mask::Reads;
 use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
 use crate::pool::{Part, Pool};
-use crate::recurrent::{
-    ConvWeights, DeltaRows, ScanRows, ScanWeights, gated_delta, selective_scan, short_conv,
-};
+use crate::state_pool::StatePool;
 use crate::weights::Weights;
 use kvasir_exec::{AllGatherBuffers, Batch, ExpertExchange, Ranks, StepError};
 use kvasir_kv::{Plan, PoolId, Token};
@@ -52,6 +50,7 @@ pub(crate) struct Job<'a> {
 pub(crate) struct Run<'a> {
     pub(crate) job: Job<'a>,
     own: &'a mut Pool,
+    pub(crate) states: &'a mut StatePool,
     reads: Vec<Reads>,
     /// Batch row of each token.
     pub(crate) row_of: Vec<usize>,
@@ -63,7 +62,7 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(job: Job<'a>, own: &'a mut Pool) -> Self {
+    pub(crate) fn new(job: Job<'a>, own: &'a mut Pool, states: &'a mut StatePool) -> Self {
         let rows = job.plan.rows.iter().zip(&job.batch.rows);
         let reads = rows.map(|(row, of)| Reads::new(job.plan, row, job.batch, of)).collect();
         let rows = || job.batch.rows.iter().enumerate();
@@ -72,7 +71,7 @@ impl<'a> Run<'a> {
             rows().flat_map(|(_, row)| row.tokens.range().skip(row.logits_from() as usize)).collect();
         let memory = vec![Vec::new(); job.buffers.buffers.len()];
         let (routes, selections) = (HashMap::new(), HashMap::new());
-        Self { job, own, reads, row_of, sampled, memory, routes, selections }
+        Self { job, own, states, reads, row_of, sampled, memory, routes, selections }
     }
 
     /// Runs all ops. Logits and the values that the buffer plan keeps can be read afterwards.
@@ -106,6 +105,12 @@ impl<'a> Run<'a> {
         self.job.program.value(value).width()
     }
 
+    /// A value's elements of one token.
+    pub(crate) fn token(&self, value: ValueId, token: usize) -> &[f32] {
+        let width = self.width(value);
+        &self.value(value)[token * width..(token + 1) * width]
+    }
+
     fn rows(&self, value: ValueId) -> std::slice::ChunksExact<'_, f32> {
         self.value(value).chunks_exact(self.width(value))
     }
@@ -128,7 +133,12 @@ impl<'a> Run<'a> {
         let mut y = std::mem::take(&mut self.memory[buffer]);
         y.clear();
         y.resize(rows * width, 0.0);
-        self.compute(op, &mut y, width)?;
+        match op {
+            Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {
+                self.run_recurrent(op, &mut y, width);
+            }
+            _ => self.compute(op, &mut y, width)?,
+        }
         self.memory[buffer] = y;
         Ok(())
     }
@@ -188,9 +198,6 @@ impl<'a> Run<'a> {
                 self.rotate(y, width / groups, *groups, *start, rope, *pairs);
             }
             Op::UpdateAndAttend { .. } => self.attend(op, y, width),
-            Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {
-                self.run_recurrent(op, y, width);
-            }
             Op::Gate { gate, up, activation, .. } => {
                 // A gate of one element applies to the whole row.
                 let repeat = width / self.width(*gate).max(1);
@@ -252,7 +259,11 @@ impl<'a> Run<'a> {
                     y.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
                 }
             }
-            Op::Route { .. } | Op::SelectKeys { .. } => {}
+            Op::Route { .. }
+            | Op::SelectKeys { .. }
+            | Op::ShortConv { .. }
+            | Op::GatedDelta { .. }
+            | Op::SelectiveScan { .. } => {}
         }
         Ok(())
     }
@@ -291,41 +302,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs a recurrent op. Each batch row is a whole sequence (the executor has checked that), so
-    /// its state starts at 0 and is dropped after the step.
-    fn run_recurrent(&self, op: &Op, y: &mut [f32], width: usize) {
-        let w = self.job.weights;
-        for row in &self.job.batch.rows {
-            let tokens = row.tokens.range();
-            let of = |value: ValueId| {
-                let width = self.width(value);
-                &self.value(value)[tokens.start * width..tokens.end * width]
-            };
-            let y = &mut y[tokens.start * width..tokens.end * width];
-            match op {
-                Op::ShortConv { x, weight, bias, kernel, silu, .. } => {
-                    let weights = ConvWeights { weight: w.get(*weight), bias: bias.map(|b| w.get(b)) };
-                    short_conv(of(*x), weights, *kernel, *silu, width, y);
-                }
-                Op::GatedDelta { q, k, v, decay, beta, form, .. } => {
-                    let rows =
-                        DeltaRows { q: of(*q), k: of(*k), v: of(*v), decay: of(*decay), beta: of(*beta) };
-                    gated_delta(&rows, form, w.get(form.decay), w.get(form.dt_bias), y);
-                }
-                Op::SelectiveScan { x, b, c, dt, form, .. } => {
-                    let rows = ScanRows { x: of(*x), b: of(*b), c: of(*c), dt: of(*dt) };
-                    let weights = ScanWeights {
-                        decay: w.get(form.decay),
-                        dt_bias: w.get(form.dt_bias),
-                        skip: w.get(form.skip),
-                    };
-                    selective_scan(&rows, form, weights, y);
-                }
-                _ => {}
-            }
-        }
-    }
-
     fn pools(&self) -> Pools<'_> {
         Pools { own: self.own, frozen: self.job.frozen }
     }
@@ -355,12 +331,8 @@ impl<'a> Run<'a> {
     fn select(&self, q: ValueId, weights: ValueId, layer: LayerId, top_k: usize) -> Vec<Vec<u32>> {
         let facts = &self.job.program.layers[layer.0 as usize];
         let mut selections = vec![Vec::new(); self.job.tokens.len()];
-        let row = |value: ValueId, token: usize| {
-            let width = self.width(value);
-            &self.value(value)[token * width..(token + 1) * width]
-        };
         for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
-            let (q, weights) = (row(q, token), row(weights, token));
+            let (q, weights) = (self.token(q, token), self.token(weights, token));
             selections[token] = select_keys(&self.pools(), layer, reads, &visible, q, weights, top_k);
         }
         selections

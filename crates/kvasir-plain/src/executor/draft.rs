@@ -51,6 +51,8 @@ impl Drafting {
         let own = Limits {
             slots: limits.slots.saturating_add(scratch),
             tokens: limits.tokens.max(limits.rows.saturating_mul(shape.top_k)),
+            // The draft model has no recurrent layers; its plans have no state rows.
+            states: None,
             ..limits
         };
         let executor = PlainExecutor::of(Arc::clone(compiled), own);

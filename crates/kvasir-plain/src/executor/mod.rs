@@ -1,6 +1,6 @@
 //! [`PlainExecutor`]: runs a step synchronously. Check the step, run the program, sample.
 //!
-//! A step that does not fit (sizes, slots, pools, token ids) is refused before anything is written.
+//! A step that does not fit (sizes, slots, pools, states, token ids) is refused before anything is written.
 //! A failed step leaves the executor usable.
 
 pub(crate) mod draft;
@@ -10,11 +10,12 @@ use crate::executor::draft::Drafting;
 use crate::model::{Compiled, Pass, PlainModel};
 use crate::pool::Pool;
 use crate::run::{Job, Run};
+use crate::state_pool::StatePool;
 use kvasir_exec::{
     Abilities, Executor, ExpertExchange, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran, Ranks,
-    Refused, RowKind, SamplerRow, SequenceSpec, Step, StepError,
+    Refused, RowKind, SamplerRow, SequenceSpec, StateRows, Step, StepError,
 };
-use kvasir_kv::{PlanKind, PoolId, SlotCopy, Token};
+use kvasir_kv::{PlanKind, PoolId, SlotCopy, StateConfig, Token};
 use kvasir_program::{Program, Tap};
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
@@ -27,14 +28,20 @@ pub struct Limits {
     pub tokens: u32,
     /// Size of the token pool, in rows.
     pub rows: u32,
+    /// Its pool of recurrent states; models with recurrent layers need one.
+    pub states: Option<StateConfig>,
 }
 
-/// The reference executor: runs steps of one program over a KV pool of its own, in f32 on the
-/// calling thread.
+/// The state pool of an executor without one.
+const NO_STATES: StateConfig = StateConfig { live: 0, checkpoints: 0, tail_rows: 0, interval: 0 };
+
+/// The reference executor: runs steps of one program over a KV pool and a state pool of
+/// its own, in f32 on the calling thread.
 pub struct PlainExecutor {
     compiled: Arc<Compiled>,
     limits: Limits,
     own: Pool,
+    states: StatePool,
     frozen: HashMap<PoolId, Arc<Pool>>,
     rows: Vec<SamplerRow>,
     ranks: Option<Box<dyn Ranks>>,
@@ -63,11 +70,13 @@ impl PlainExecutor {
 
     pub(crate) fn of(compiled: Arc<Compiled>, limits: Limits) -> Self {
         let own = Pool::new(&compiled.program.layers);
+        let states = StatePool::new(compiled.program.state_layout(), limits.states.unwrap_or(NO_STATES));
         let rows = (0..limits.rows).map(|_| SamplerRow::default()).collect();
         Self {
             compiled,
             limits,
             own,
+            states,
             frozen: HashMap::new(),
             rows,
             ranks: None,
@@ -154,7 +163,7 @@ impl PlainExecutor {
             ranks: self.ranks.as_deref(),
             expert_exchange: self.expert_exchange.as_deref(),
         };
-        let mut run = Run::new(job, &mut self.own);
+        let mut run = Run::new(job, &mut self.own, &mut self.states);
         run.all()?;
         let value = |tap: Tap| program.tap(tap).map_or_else(Vec::new, |v| run.value(v).to_vec());
         Ok(Pass {
@@ -191,12 +200,11 @@ impl PlainExecutor {
         {
             return fail(format!("plan reads pool {}, which is not attached", segment.pool.0));
         }
-        // Recurrent states are not kept between steps yet.
-        let is_whole = |row: &kvasir_exec::BatchRow| {
-            (0..).zip(&plan.positions[row.tokens.range()]).all(|(at, position)| at == *position)
-        };
-        if program.is_recurrent() && !batch.rows.iter().all(is_whole) {
-            return fail("a step of a recurrent model must hold whole sequences".into());
+        if program.is_recurrent() {
+            let Some(states) = self.limits.states else {
+                return fail("the executor has no pool of recurrent states".into());
+            };
+            StateRows::new(states).check(step)?;
         }
         let wanted = if program.takes_hidden() { n * program.hidden } else { 0 };
         if hidden.map_or(0, <[f32]>::len) != wanted {
@@ -282,8 +290,8 @@ impl Executor for PlainExecutor {
     fn abilities(&self) -> Abilities {
         let (max_tokens, pool_rows) = (self.limits.tokens, self.limits.rows);
         let batch_sizes = self.batch_sizes.clone();
-        let plans = &[PlanKind::Explicit];
-        Abilities { plans, depth: 2, max_tokens, pool_rows, batch_sizes, rectangles: true }
+        let (plans, rectangles) = (&[PlanKind::Explicit], true);
+        Abilities { plans, batch_sizes, rectangles, ..Abilities::all(2, max_tokens, pool_rows) }
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {

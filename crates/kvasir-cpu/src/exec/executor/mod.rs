@@ -335,7 +335,7 @@ impl Executor for CpuExecutor {
     type Pending = Ran;
 
     fn abilities(&self) -> Abilities {
-        Abilities::all(2, self.limits.tokens, self.limits.rows)
+        Abilities { states: false, ..Abilities::all(2, self.limits.tokens, self.limits.rows) }
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {

@@ -1,0 +1,62 @@
+//! Runs a recurrent op over the rows of a step, from and to the state pool.
+//!
+//! For each row that is no dummy, as `kvasir_kv::StateSection` defines it:
+//!
+//! 1. Read the state of slot `from`, or zeros.
+//! 2. Collect the inputs: the first `replay` rows of the tail, then the queries after the first
+//!    `skip`.
+//! 3. Apply them in order. A query writes its result; those of skipped queries stay zero.
+//! 4. Store the state after `commit` inputs to slot `to`, and after each save's inputs to its slot.
+//! 5. Store the inputs after `commit`, which are draft tokens, to the tail.
+
+use crate::recurrent::{Reading, Recurrence, RecurrentOperands};
+use crate::run::Run;
+use kvasir_exec::RowKind;
+use kvasir_kv::StateRow;
+use kvasir_program::{Op, ValueId};
+
+impl Run<'_> {
+    /// Computes a recurrent op into `y`, whose rows have `width` elements.
+    pub(crate) fn run_recurrent(&mut self, op: &Op, y: &mut [f32], width: usize) {
+        let job = self.job;
+        let (Some(recurrence), Some(operands)) = (Recurrence::of(op, job.weights), RecurrentOperands::of(op))
+        else {
+            return;
+        };
+        let states = &job.plan.states;
+        for (row, state_row) in job.batch.rows.iter().zip(&states.rows) {
+            if row.kind == RowKind::Dummy {
+                continue;
+            }
+            let StateRow { from, to, tail, replay, skip, commit, saves } = *state_row;
+            let id = operands.state;
+            let mut state = match from {
+                Some((_, slot)) => self.states.state(slot, id),
+                None => vec![0.0; job.program.states[id.0 as usize].elements],
+            };
+            let queries: Vec<usize> = row.tokens.range().skip(skip as usize).collect();
+            let mut inputs = self.states.tail(tail, replay, id);
+            inputs.extend(queries.iter().map(|token| self.input(&operands.inputs, *token)));
+            for (after, input) in (1..).zip(&inputs) {
+                let query = (after as usize).checked_sub(replay as usize + 1).map(|query| queries[query]);
+                let reading = query.map(|token| Reading {
+                    reader: operands.reader.map_or(&[], |reader| self.token(reader, token)),
+                    y: &mut y[token * width..(token + 1) * width],
+                });
+                recurrence.advance(input, &mut state, reading);
+                if after == commit {
+                    self.states.write_state(to, id, &state);
+                }
+                for save in states.saves[saves.range()].iter().filter(|save| save.after == after) {
+                    self.states.write_state(save.slot, id, &state);
+                }
+            }
+            self.states.write_tail(tail, id, &inputs[commit as usize..]);
+        }
+    }
+
+    /// The input of a token: its rows of all parts.
+    fn input(&self, parts: &[ValueId], token: usize) -> Vec<f32> {
+        parts.iter().flat_map(|part| self.token(*part, token)).copied().collect()
+    }
+}

@@ -1,0 +1,56 @@
+//! The memory of recurrent states and of tails, in f32.
+//!
+//! A slot holds one state of each recurrent op, a tail the inputs of the draft tokens of one
+//! sequence; `StateLayout` places both. A slot or tail that was never written reads as zeros.
+
+use kvasir_kv::{Slot, StateConfig};
+use kvasir_program::{StateId, StateLayout};
+
+/// The states and tails of an executor.
+pub(crate) struct StatePool {
+    layout: StateLayout,
+    tail_rows: usize,
+    /// Empty until it is written.
+    slots: Vec<Vec<f32>>,
+    /// Row after row; empty until it is written.
+    tails: Vec<Vec<f32>>,
+}
+
+impl StatePool {
+    /// A pool of `config`, of which a model without recurrent layers uses nothing.
+    pub(crate) fn new(layout: StateLayout, config: StateConfig) -> Self {
+        let empty = |count: u32| vec![Vec::new(); count as usize];
+        let (slots, tails) = (empty(config.slots()), empty(config.live));
+        Self { layout, tail_rows: config.tail_rows as usize, slots, tails }
+    }
+
+    pub(crate) fn state(&self, slot: Slot, state: StateId) -> Vec<f32> {
+        let span = self.layout.span(state).slot.clone();
+        let slot = &self.slots[slot as usize];
+        slot.get(span.clone()).map_or_else(|| vec![0.0; span.len()], <[f32]>::to_vec)
+    }
+
+    pub(crate) fn write_state(&mut self, slot: Slot, state: StateId, from: &[f32]) {
+        let slot = &mut self.slots[slot as usize];
+        slot.resize(self.layout.slot_elements, 0.0);
+        slot[self.layout.span(state).slot.clone()].copy_from_slice(from);
+    }
+
+    /// The inputs of a state in the first `count` rows of a tail.
+    pub(crate) fn tail(&self, tail: Slot, count: u32, state: StateId) -> Vec<Vec<f32>> {
+        let (span, width) = (self.layout.span(state).tail.clone(), self.layout.tail_elements);
+        let tail = &self.tails[tail as usize];
+        let row = |row: usize| tail.get(row * width + span.start..row * width + span.end);
+        (0..count as usize).map(|at| row(at).map_or_else(|| vec![0.0; span.len()], <[f32]>::to_vec)).collect()
+    }
+
+    /// Replaces the inputs of a state from row 0 of a tail on.
+    pub(crate) fn write_tail(&mut self, tail: Slot, state: StateId, inputs: &[Vec<f32>]) {
+        let (span, width) = (self.layout.span(state).tail.clone(), self.layout.tail_elements);
+        let tail = &mut self.tails[tail as usize];
+        tail.resize(self.tail_rows * width, 0.0);
+        for (row, input) in inputs.iter().enumerate() {
+            tail[row * width..][span.clone()].copy_from_slice(input);
+        }
+    }
+}
