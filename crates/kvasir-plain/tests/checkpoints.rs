@@ -105,9 +105,6 @@ fn last_logits(model: &PlainModel, prompt: &[Token], expected: &[f32]) -> f32 {
 /// Prefill in two chunks, then decode with tokens in flight, so that the host never feeds a sampled
 /// token.
 fn greedy(name: &str, model: &PlainModel, prompt: &[Token], expected: &[Token]) {
-    if model.program().is_recurrent() {
-        return greedy_in_one_step(name, model, prompt, expected);
-    }
     let executor = PlainExecutor::new(model, limits());
     let mut stream = Stream::new(executor, prompt, prompt.len() + expected.len());
     let (head, tail) = prompt.split_at(prompt.len() / 2);
@@ -119,26 +116,6 @@ fn greedy(name: &str, model: &PlainModel, prompt: &[Token], expected: &[Token]) 
         sampled.push(stream.submit(&[IN_FLIGHT]).0);
     }
     assert_eq!(sampled, expected, "{name}, prompt of {}", prompt.len());
-}
-
-/// Feeds the prompt and its continuation in one step: a step of a recurrent model must hold whole
-/// sequences.
-fn greedy_in_one_step(name: &str, model: &PlainModel, prompt: &[Token], expected: &[Token]) {
-    let all = [prompt, &expected[..expected.len() - 1]].concat();
-    let mut stream = Stream::new(PlainExecutor::new(model, limits()), prompt, all.len());
-    let logits = stream.pass(&all, prompt.len() - 1, None, &[]).logits;
-    let drawn: Vec<Token> = logits.chunks(model.program().vocab).map(largest).collect();
-    assert_eq!(drawn, expected, "{name}, prompt of {}", prompt.len());
-}
-
-#[test]
-fn steps_that_continue_a_recurrent_sequence_are_refused() {
-    let case = cases().into_iter().find(|case| case.ends_with("qwen3_5")).unwrap();
-    let mut stream = Stream::new(PlainExecutor::new(&load(&case), limits()), &[1, 2, 3], 8);
-    stream.pass(&[1, 2], 1, None, &[]);
-    let step = stream.step(&[3], 0);
-    let error = stream.executor.pass(&step, None, &[]).unwrap_err().to_string();
-    assert!(error.contains("whole sequences"), "{error}");
 }
 
 fn likeliest(name: &str, model: &PlainModel, expected: &Json) {
@@ -194,24 +171,15 @@ fn mtp_layers_propose_the_recorded_drafts() {
             let mut draft = Stream::new(draft, &ids, 512);
             // MTP: row i pairs the hidden state of token i with token i + 1, so the layer lags one
             // token behind.
-            // A recurrent target computes the hidden states of all tokens in one step.
-            let (width, recurs) = (model.program().hidden, model.program().is_recurrent());
-            let all = [&ids[..], &greedy].concat();
-            let fed = if recurs { &all } else { &ids };
-            let states = target.pass(fed, fed.len(), None, &[Tap::FinalNorm]).taps.remove(0).1;
-            let state = states[..ids.len() * width].to_vec();
+            let state = target.pass(&ids, ids.len(), None, &[Tap::FinalNorm]).taps.remove(0).1;
             let mut next: Vec<Token> = ids[1..].to_vec();
             next.push(greedy[0]);
             let pass = draft.pass(&next, next.len() - 1, Some(&state), &[]);
             let error = worst(&pass.logits, &floats(&record["first_logits"]));
             assert!(error < TOLERANCE, "{}: {error}", case.display());
             let mut ours = vec![largest(&pass.logits)];
-            for (at, pair) in greedy.windows(2).enumerate().take(drafts.len() - 1) {
-                let state = if recurs {
-                    states[(ids.len() + at) * width..][..width].to_vec()
-                } else {
-                    target.pass(&pair[..1], 1, None, &[Tap::FinalNorm]).taps.remove(0).1
-                };
+            for pair in greedy.windows(2).take(drafts.len() - 1) {
+                let state = target.pass(&pair[..1], 1, None, &[Tap::FinalNorm]).taps.remove(0).1;
                 ours.push(largest(&draft.pass(&pair[1..], 0, Some(&state), &[]).logits));
             }
             assert_eq!(ours, drafts, "{} {prompt}", case.display());

@@ -29,7 +29,7 @@ fn step(texts: &[Text]) -> Step {
 }
 
 fn executor(model: &PlainModel, texts: &[Text]) -> PlainExecutor {
-    let mut executor = PlainExecutor::new(model, Limits { slots: 1024, tokens: 512, rows: 8 });
+    let mut executor = PlainExecutor::new(model, Limits { slots: 1024, tokens: 512, rows: 8, states: None });
     encoders::bind(&mut executor, texts);
     executor
 }

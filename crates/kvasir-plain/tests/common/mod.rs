@@ -1,9 +1,14 @@
-//! Test helper: one sequence on a contiguous cache, driven step by step.
+//! Test helper: one sequence on a contiguous cache, driven step by step. The cache has states if
+//! the model has recurrent layers.
 #![allow(dead_code, clippy::unwrap_used)] // helpers: every test file uses its own part, and a failure is a failed test
+
+pub(crate) mod parts;
 
 use kvasir_exec::{Batch, BatchRow, Drafts, Executor, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
-use kvasir_kv::{Cache, ClaimRow, Contiguous, Lowering, Plan, SeqId, Span, StepId, Token};
+use kvasir_kv::{
+    Cache, CacheConfig, CacheKind, ClaimRow, Lowering, Plan, SeqId, Span, StateConfig, StepId, Token, build,
+};
 use kvasir_plain::{Limits, Pass, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Tap};
 use kvasir_sample::Sampling;
@@ -26,8 +31,21 @@ pub(crate) fn load(case: &Path) -> PlainModel {
     PlainModel::load(&model, &checkpoint).unwrap()
 }
 
+/// The state pools of executors and of caches for recurrent models.
+pub(crate) const STATES: StateConfig = StateConfig { live: 4, checkpoints: 12, tail_rows: 6, interval: 16 };
+
 pub(crate) fn limits() -> Limits {
-    Limits { slots: 512, tokens: 256, rows: 4 }
+    Limits { slots: 512, tokens: 256, rows: 4, states: Some(STATES) }
+}
+
+/// A cache for a model, with states if it has recurrent layers.
+pub(crate) fn cache(kind: CacheKind, model: &PlainModel) -> Box<dyn Cache> {
+    cache_for(kind, model.program().is_recurrent())
+}
+
+fn cache_for(kind: CacheKind, is_recurrent: bool) -> Box<dyn Cache> {
+    let states = is_recurrent.then_some(STATES);
+    build(kind, &CacheConfig { block_size: 8, dummy: true, states, ..CacheConfig::new(496) }).unwrap()
 }
 
 /// Rewrites a cache's plan into the explicit masks that the executor accepts.
@@ -40,7 +58,7 @@ pub(crate) fn lower(step: &mut Step) {
 /// One sequence with its executor and cache.
 pub(crate) struct Stream {
     pub(crate) executor: PlainExecutor,
-    pub(crate) cache: Contiguous,
+    pub(crate) cache: Box<dyn Cache>,
     pub(crate) seq: SeqId,
     next: u64,
 }
@@ -50,7 +68,7 @@ impl Stream {
         let spec =
             SequenceSpec { prompt: prompt.to_vec(), final_len: final_len as u32, ..SequenceSpec::default() };
         executor.bind(PoolRow(0), spec);
-        let mut cache = Contiguous::new(512);
+        let mut cache = cache_for(CacheKind::Contiguous, executor.program().is_recurrent());
         let seq = cache.open().unwrap();
         Self { executor, cache, seq, next: 1 }
     }
