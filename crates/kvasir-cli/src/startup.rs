@@ -13,7 +13,7 @@ use crate::options::model::ModelArgs;
 use crate::options::reports::{log_warning, process_logger};
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
-use crate::startup::ready_engine::{EngineFacts, Peers, ReadyEngine};
+use crate::startup::ready_engine::{EngineFacts, Peers, ReadyEngine, refused_ranks};
 use crate::startup::tokenizers::{TokenizerCommand, start_tokenizers};
 use kvasir::{AnyExecutor, EngineConfig, ModelCard, OpenedModel, PackedFile, PrefillProgress, Speculation};
 use kvasir_chat::ChatModel;
@@ -254,8 +254,7 @@ fn reject_encoder(opened: &OpenedModel, name: &str) -> Result<(), Failure> {
 
 /// Checks that a model can be divided among this number of ranks.
 fn check_ranks(opened: &OpenedModel, ranks: usize) -> Result<(), Failure> {
-    let part = opened.model.target.for_rank(0, ranks);
-    part.map(drop).map_err(|why| Failure::usage(format!("--tp {ranks}: {why}")))
+    opened.check_ranks(ranks).map_err(|why| refused_ranks(ranks, why))
 }
 
 /// Checks that the experts of a model can be divided among this number of replicas.

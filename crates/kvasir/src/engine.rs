@@ -68,7 +68,12 @@ impl LoadedModel {
         let slots = cache.shape().capacity.saturating_add(cache.shape().block_size);
         let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
         let ring = cache.shape().rings.as_ref().map(Rings::longest_write);
-        let executor = self.executor_with(slots, tokens, rows, kv, ring)?;
+        let states = cache.shape().states;
+        let executor = self.executor_with(slots, tokens, rows, kv, ring, states)?;
+        if states.is_some() && !executor.abilities().states {
+            let reason = format!("`{}` keeps no recurrent states", self.backend());
+            return Err(Error::invalid("backend", reason));
+        }
         if overlap { executor.on_thread() } else { Ok(executor) }
     }
 

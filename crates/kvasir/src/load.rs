@@ -9,7 +9,7 @@ use kvasir_cpu::{
     CpuExecutor, CpuModel, KvType, LoadOptions, Precision, RandomWeights, ThreadPool, WeightSource,
 };
 use kvasir_exec::{Executor, ExpertExchange, Ran, RankControl, RankExecutor, Ranks};
-use kvasir_kv::Token;
+use kvasir_kv::{StateConfig, Token};
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::{LayerFacts, Program};
 use kvasir_sim::{Paced, Preset, TokenList};
@@ -24,7 +24,7 @@ impl OpenedModel {
         precision: Precision,
         threads: Option<usize>,
     ) -> Result<LoadedModel, Error> {
-        self.check_servable()?;
+        self.check_servable(&backend)?;
         let draft = self.draft.take();
         let (weights, draft) = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
@@ -71,25 +71,26 @@ impl OpenedModel {
         Ok(loaded)
     }
 
-    /// Checks that engines can run the model and its draft model. Fails for recurrent layers, whose
-    /// states no cache keeps yet.
-    pub fn check_servable(&self) -> Result<(), Error> {
-        check_attention_only(&self.model.target)?;
-        self.draft.iter().try_for_each(|draft| check_attention_only(draft.program()))
+    /// Checks that engines of a backend can run the model and its draft model. Fails for recurrent
+    /// layers on a backend that keeps no states, and for those of a draft model on every backend.
+    pub fn check_servable(&self, backend: &BackendKind) -> Result<(), Error> {
+        let target = &self.model.target;
+        if target.is_recurrent() && !backend.keeps_states() {
+            let (architecture, backend) = (&target.architecture, backend.name());
+            let reason = format!(
+                "`{backend}` does not run the recurrent layers of {architecture} yet; the plain backend does"
+            );
+            return Err(Error::invalid("backend", reason));
+        }
+        match self.draft.as_ref().map(OpenedDraft::program).filter(|draft| draft.is_recurrent()) {
+            Some(draft) => {
+                let architecture = &draft.architecture;
+                let reason = format!("{architecture} has recurrent layers, which a draft model cannot have");
+                Err(Error::invalid("speculation", reason))
+            }
+            None => Ok(()),
+        }
     }
-}
-
-/// Refuses a program with recurrent layers.
-fn check_attention_only(program: &Program) -> Result<(), Error> {
-    if program.is_recurrent() {
-        let why = format!(
-            "{}: its recurrent layers cannot be served yet, since no cache keeps their states; \
-             `inspect` and `convert` work",
-            program.architecture
-        );
-        return Err(Error::Failed(why));
-    }
-    Ok(())
 }
 
 /// A model ready to run; any number of executors share its weights.
@@ -247,10 +248,11 @@ impl LoadedModel {
         rows: u32,
         kv: Option<KvType>,
     ) -> Result<AnyExecutor, Error> {
-        self.executor_with(slots, tokens, rows, kv, None)
+        self.executor_with(slots, tokens, rows, kv, None, None)
     }
 
     /// Builds an executor; with `ring`, the longest write, sliding-window layers use ring buffers.
+    /// `states` is its pool of recurrent states.
     pub(crate) fn executor_with(
         &self,
         slots: u32,
@@ -258,6 +260,7 @@ impl LoadedModel {
         rows: u32,
         kv: Option<KvType>,
         ring: Option<u32>,
+        states: Option<StateConfig>,
     ) -> Result<AnyExecutor, Error> {
         Ok(match &self.weights {
             Weights::Cpu(model) => {
@@ -286,7 +289,7 @@ impl LoadedModel {
                 return Err(Error::invalid("kv_dtype", "the plain backend stores K and V as f32 only"));
             }
             Weights::Plain(model) => {
-                let limits = Limits { slots, tokens, rows };
+                let limits = Limits { slots, tokens, rows, states };
                 let executor = PlainExecutor::new(model, limits).with_batch_sizes(self.batch_sizes.clone());
                 let drafting = match &self.draft {
                     Some(LoadedDraft {

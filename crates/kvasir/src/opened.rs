@@ -146,6 +146,7 @@ impl OpenedModel {
     /// Shards the target for one of `ranks` ranks (tensor parallelism). Only rank 0 keeps the draft
     /// model, unsharded. Must be called after [`speculate`](Self::speculate).
     pub fn for_rank(mut self, rank: usize, ranks: usize) -> Result<Self, Error> {
+        self.check_ranks(ranks)?;
         let shard = self.model.target.for_rank(rank, ranks);
         self.model.target = shard.map_err(|why| Error::invalid("ranks", why))?;
         if rank > 0 {
@@ -153,6 +154,18 @@ impl OpenedModel {
             self.draft_tap = self.draft.take().and_then(|draft| draft.tap());
         }
         Ok(self)
+    }
+
+    /// Checks that the target can be sharded for `ranks` ranks. Models with recurrent layers are
+    /// refused.
+    pub fn check_ranks(&self, ranks: usize) -> Result<(), Error> {
+        let target = &self.model.target;
+        if target.is_recurrent() {
+            let reason = format!("{} has recurrent layers, which are not sharded yet", target.architecture);
+            return Err(Error::invalid("ranks", reason));
+        }
+        let shard = target.for_rank(0, ranks);
+        shard.map(drop).map_err(|why| Error::invalid("ranks", why))
     }
 
     /// Keeps only the experts of `replica`, one of `replicas` (expert parallelism). The draft model

@@ -61,6 +61,11 @@ impl SharedPrefix {
         if model.loaded.simulated().is_some() {
             return Err(Error::invalid("backend", "the sim backend keeps no K and V to share"));
         }
+        if model.loaded.program().is_recurrent() {
+            let architecture = &model.loaded.program().architecture;
+            let reason = format!("{architecture} has recurrent layers, whose states are not shared yet");
+            return Err(Error::invalid("prefix", reason));
+        }
         let tokens = model.ids(prompt, true)?;
         model.loaded.check_prompt(&tokens)?;
         let (kv, rows) = (options.kv.unwrap_or(model.loaded.kv()), tokens.len() as u32);

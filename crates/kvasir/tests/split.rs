@@ -96,7 +96,7 @@ fn cpu(program: &Program, source: Arc<dyn WeightSource + Send + Sync>, precision
 fn plain(program: &Program, checkpoint: &Checkpoint) -> Backend {
     let model = Model { target: program.clone(), predictions: Vec::new() };
     let model = PlainModel::load(&model, checkpoint).unwrap();
-    let limits = kvasir_plain::Limits { slots: SLOTS, tokens: 64, rows: 1 };
+    let limits = kvasir_plain::Limits { slots: SLOTS, tokens: 64, rows: 1, states: None };
     Backend::Plain(Box::new(PlainExecutor::new(&model, limits)))
 }
 

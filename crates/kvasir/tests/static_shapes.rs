@@ -158,8 +158,12 @@ impl Way {
             }
             None => (Box::new(Chunked::new(19, Mixing::On { target: None })), Shape::Ragged),
         };
-        let pool =
-            PoolLimits { slots: cache.shape().capacity + cache.shape().block_size, tokens: 64, rows: 32 };
+        let pool = PoolLimits {
+            slots: cache.shape().capacity + cache.shape().block_size,
+            tokens: 64,
+            rows: 32,
+            states: None,
+        };
         let inner = PlainExecutor::new(model, pool).with_batch_sizes(self.batch_sizes.clone());
         let logits = RecordedLogits::new(model.program().vocab);
         let (dummy, seen) = (cache.shape().dummy_slot, Seen::default());

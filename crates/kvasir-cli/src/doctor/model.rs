@@ -3,7 +3,7 @@
 
 use crate::doctor::check::Check;
 use crate::doctor::forecast::{Forecast, Range, chosen_experts, limits_of, slot_bytes};
-use kvasir::{EngineConfig, KvType, OpenedModel, Precision};
+use kvasir::{BackendKind, EngineConfig, KvType, OpenedModel, Precision};
 use kvasir_cpu::MachineLimits;
 use kvasir_kv::StateConfig;
 use kvasir_program::Role;
@@ -45,10 +45,13 @@ fn weights(opened: &OpenedModel, name: &str, stored: u64) -> Check {
         .value("architecture", target.architecture.clone())
 }
 
-/// The reason why no engine can run the model; `None` if one can.
+/// The reason why the default backend cannot run the model; `None` if it can.
 fn unservable(opened: &OpenedModel) -> Option<Check> {
-    let why = opened.check_servable().err()?;
-    Some(Check::fail("serving", why.to_string()).advise("take a model without recurrent layers"))
+    let why = opened.check_servable(&BackendKind::Auto).err()?.to_string();
+    Some(match opened.check_servable(&BackendKind::Plain) {
+        Ok(()) => Check::warn("serving", why).advise("use --backend plain; it has one thread and is slow"),
+        Err(_) => Check::fail("serving", why).advise("take a model without recurrent layers"),
+    })
 }
 
 /// Whether weights fit: files are mapped, and packed copies of matrices replace their pages.

@@ -148,8 +148,13 @@ fn precision_name(precision: Precision) -> &'static str {
 
 /// Reduces a model to the shard of `rank`, one of `ranks`.
 pub(crate) fn shard(opened: OpenedModel, rank: usize, ranks: usize) -> Result<OpenedModel, Failure> {
-    opened.for_rank(rank, ranks).map_err(|why| match why {
+    opened.for_rank(rank, ranks).map_err(|why| refused_ranks(ranks, why))
+}
+
+/// Says that a model cannot be divided among `--tp` ranks.
+pub(crate) fn refused_ranks(ranks: usize, why: Error) -> Failure {
+    match why {
         Error::InvalidArgument { reason, .. } => Failure::usage(format!("--tp {ranks}: {reason}")),
         other => other.into(),
-    })
+    }
 }
