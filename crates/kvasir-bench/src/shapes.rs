@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// Shape names accepted by `--shape`.
-pub const SHAPES: [&str; 13] = [
+pub const SHAPES: [&str; 14] = [
     "smollm2-135m",
     "gemma-3-270m",
     "gemma-3-1b",
@@ -12,6 +12,7 @@ pub const SHAPES: [&str; 13] = [
     "qwen3-0.6b",
     "qwen3-1.7b",
     "qwen3-4b",
+    "qwen3.5-0.8b",
     "qwen3.5-0.8b-attention",
     "llama-3.2-1b",
     "llama-3.2-3b",
@@ -66,6 +67,18 @@ pub fn shape(name: &str) -> Option<Value> {
             "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151_936,
             "max_position_embeddings": 32_768, "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
             "hidden_act": "silu"})
+        }
+        "qwen3.5-0.8b" => {
+            let kind = |n: u32| if n.is_multiple_of(4) { "full_attention" } else { "linear_attention" };
+            json!({"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "num_hidden_layers": 24,
+            "hidden_size": 1024, "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 2,
+            "head_dim": 256, "attn_output_gate": true, "layer_types": (1..=24).map(kind).collect::<Vec<_>>(),
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16, "linear_value_head_dim": 128, "vocab_size": 248_320,
+            "max_position_embeddings": 262_144, "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+            "hidden_act": "silu", "attention_bias": false,
+            "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10], "rope_type": "default",
+                "rope_theta": 1e7, "partial_rotary_factor": 0.25}})
         }
         // Only the six full-attention layers of 24.
         "qwen3.5-0.8b-attention" => {

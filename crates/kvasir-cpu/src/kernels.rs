@@ -7,6 +7,7 @@
 //! | bf16 | AMX | tiles | tiles |
 //! | bf16 | AVX-512 BF16, others | GEMV | 5, 9: [`Bf16Matmul::Vectors`] |
 //! | f32 | all | `gemm::f32` | `gemm::f32` |
+//! | recurrent states: [`RecurrentKernel`] | AVX-512, AVX2, others | `recurrent` | the same |
 //! | attention | AVX2 and wider | `attention::decode` | above [`max_decode_rows`]: [`AttentionGemm`] |
 //!
 //! Kernel files hold no such choice. Versions of one function for wider vectors are another matter:
@@ -92,6 +93,43 @@ impl Bf16MicroKernel {
         } else {
             Self::Widened
         }
+    }
+}
+
+/// Kernels of recurrent state matrices. All have equal bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecurrentKernel {
+    /// Arrays: the portable twin on x86, NEON on Arm.
+    Arrays,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl RecurrentKernel {
+    #[inline]
+    pub(crate) fn of(isa: Isa) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_avx512() {
+            return Self::Avx512;
+        } else if isa.has_avx2() {
+            return Self::Avx2;
+        }
+        let _ = isa;
+        Self::Arrays
+    }
+
+    /// Columns of the widest block that fits into `columns` columns.
+    pub(crate) fn block_columns(self, columns: usize) -> usize {
+        let widths: &[usize] = match self {
+            Self::Arrays => &[8, 4],
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => &[8],
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => &[32, 16],
+        };
+        widths.iter().copied().find(|width| *width <= columns).unwrap_or(1)
     }
 }
 

@@ -118,8 +118,29 @@ pub(crate) fn exp(x: f32) -> f32 {
 }
 
 #[inline(always)]
-fn sigmoid(x: f32) -> f32 {
+pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
+}
+
+/// `ln(1 + e^x)` to a few ulp, as `max(x, 0) + ln(1 + u)` with `u = e^-|x|`. The logarithm is
+/// `2 atanh(u / (2 + u))`, by its series.
+#[inline(always)]
+pub(crate) fn softplus(x: f32) -> f32 {
+    let u = exp(-x.abs());
+    let s = u / (2.0 + u);
+    let square = s * s;
+    let mut p = 1.0 / 15.0f32;
+    for c in [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0f32] {
+        p = p.mul_add(square, c);
+    }
+    let s = 2.0 * s;
+    x.max(0.0) + (p * square).mul_add(s, s)
+}
+
+/// `Σ x²` in the order of [`sum`].
+#[inline(always)]
+pub(crate) fn sum_of_squares(x: &[f32]) -> f32 {
+    sum(x, |v| v * v)
 }
 
 /// Exact GELU: `x / 2 * (1 + erf(x / sqrt 2))`.

@@ -11,8 +11,7 @@ use kvasir_cpu::{
 };
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};
 use kvasir_formats::{Checkpoint, DType, Error, Rules, convert};
-use kvasir_kv::blocks::BlockConfig;
-use kvasir_kv::{Cache, ClaimRow, Contiguous, Paged, SeqId, Span, StepId, Token};
+use kvasir_kv::{Cache, CacheConfig, CacheKind, ClaimRow, SeqId, Span, StateConfig, StepId, Token, build};
 use kvasir_program::{Model, Op, Program, Tap};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
@@ -25,23 +24,9 @@ fn cases() -> Vec<PathBuf> {
     let dir = std::env::var_os("KVASIR_MODELS").map_or(here, PathBuf::from);
     let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
     cases.retain(|p| p.join("config.json").exists() && p.join("expected.json").exists());
-    cases.retain(|case| !program(case).is_recurrent());
     cases.sort();
     assert!(cases.len() >= 24, "only {} checkpoints", cases.len());
     cases
-}
-
-fn program(case: &Path) -> Program {
-    Model::build(&Checkpoint::open(case).unwrap().source()).unwrap().target
-}
-
-#[test]
-fn recurrent_models_are_refused_by_name() {
-    let case = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models/qwen3_5");
-    let source = Arc::new(Checkpoint::open(&case).unwrap());
-    let loaded = CpuModel::load(&program(&case), source, Precision::Auto, Arc::new(ThreadPool::new(1)));
-    let error = loaded.err().unwrap().to_string();
-    assert!(error.contains("Qwen3_5ForCausalLM has recurrent layers"), "{error}");
 }
 
 fn load(case: &Path, precision: Precision, threads: usize) -> Arc<CpuModel> {
@@ -69,10 +54,16 @@ struct Session {
 /// A sequence, its next tokens, and the index from which they are sampled.
 type Row<'a> = (SeqId, &'a [Token], usize);
 
+/// States of sequences for models with recurrent layers.
+const STATES: StateConfig = StateConfig { live: 8, checkpoints: 4, tail_rows: 4, interval: 16 };
+
 impl Session {
-    fn new(model: &Arc<CpuModel>, kv: KvType, cache: Box<dyn Cache>) -> Self {
-        let limits = Limits { slots: cache.shape().capacity + 64, tokens: 512, rows: 8, kv, ring: None };
-        Self { executor: CpuExecutor::new(Arc::clone(model), limits).unwrap(), cache, step: 1 }
+    fn new(model: &Arc<CpuModel>, kv: KvType, cache: CacheKind) -> Self {
+        let states = model.program().is_recurrent().then_some(STATES);
+        let config = CacheConfig { states, ..CacheConfig::new(1024) };
+        let limits = Limits { slots: config.capacity + 64, tokens: 512, rows: 8, kv, ring: None };
+        let executor = CpuExecutor::new(Arc::clone(model), limits).unwrap().with_states(states).unwrap();
+        Self { executor, cache: build(cache, &config).unwrap(), step: 1 }
     }
 
     fn open(&mut self, prompt: &[Token], final_len: usize) -> SeqId {
@@ -164,13 +155,13 @@ fn logits_and_greedy_continuations_are_as_recorded() {
             let want = floats(&expected["final_logits"][prompt]);
             let greedy = tokens(&expected["greedy"][prompt]["tokens"]);
             let all = [&ids[..], &greedy].concat();
-            let mut session = Session::new(&exact, KvType::F32, Box::new(Contiguous::new(512)));
+            let mut session = Session::new(&exact, KvType::F32, CacheKind::Contiguous);
             let seq = session.open(&ids, all.len());
             let (drawn, logits) = session.run(&[(seq, &all[..all.len() - 1], ids.len() - 1)]);
             let vocab = want.len();
             error = error.max(worst(&logits[..vocab], &want));
             assert_eq!(drawn, greedy, "{name} {prompt}");
-            let mut session = Session::new(&auto, auto.natural_kv(), Box::new(Contiguous::new(512)));
+            let mut session = Session::new(&auto, auto.natural_kv(), CacheKind::Contiguous);
             let seq = session.open(&ids, all.len());
             let (near_drawn, near) = session.run(&[(seq, &all[..all.len() - 1], ids.len() - 1)]);
             let size = deviation(&want);
@@ -206,7 +197,7 @@ fn mxfp4_in_gguf_loses_nothing_in_a_small_model() {
     for (prompt, ids) in expected["prompts"].as_object().unwrap() {
         let (ids, greedy) = (tokens(ids), tokens(&expected["greedy"][prompt]["tokens"]));
         let all = [&ids[..], &greedy].concat();
-        let mut session = Session::new(&gguf, gguf.natural_kv(), Box::new(Contiguous::new(512)));
+        let mut session = Session::new(&gguf, gguf.natural_kv(), CacheKind::Contiguous);
         let seq = session.open(&ids, all.len());
         let (drawn, _) = session.run(&[(seq, &all[..all.len() - 1], ids.len() - 1)]);
         assert_eq!(drawn, greedy, "{prompt}");
@@ -224,7 +215,7 @@ fn rows_are_invariant_to_batch_chunking_and_threads() {
         let longest = prompts.iter().max_by_key(|p| p.len()).unwrap();
         let alone = |threads, kv| {
             let model = load(&case, Precision::Auto, threads);
-            let mut session = Session::new(&model, kv, Box::new(Contiguous::new(512)));
+            let mut session = Session::new(&model, kv, CacheKind::Contiguous);
             let seq = session.open(longest, 400);
             session.run(&[(seq, longest, longest.len() - 1)]).1
         };
@@ -235,8 +226,7 @@ fn rows_are_invariant_to_batch_chunking_and_threads() {
             }
             let want = alone(1, kv);
             assert_eq!(alone(2, kv), want, "{name}: threads");
-            let config = BlockConfig { blocks: 64, ..BlockConfig::default() };
-            let mut session = Session::new(&model, kv, Box::new(Paged::new(config).unwrap()));
+            let mut session = Session::new(&model, kv, CacheKind::Paged);
             let seq = session.open(longest, 400);
             let others: Vec<SeqId> = prompts.iter().take(2).map(|p| session.open(p, 400)).collect();
             let mut at = 0;
@@ -270,7 +260,7 @@ fn drafts(case: &Path, precision: Precision, ids: &[Token], greedy: &[Token]) ->
     let layer = load_as(case, precision, 2, |model| &model.predictions[0]);
     let session = |model: CpuModel| {
         let kv = model.natural_kv();
-        let mut session = Session::new(&Arc::new(model), kv, Box::new(Contiguous::new(512)));
+        let mut session = Session::new(&Arc::new(model), kv, CacheKind::Contiguous);
         let seq = session.open(ids, 512);
         (session, seq)
     };
@@ -320,7 +310,7 @@ fn tapped_values_have_the_bits_of_any_run() {
     let case = cases().into_iter().find(|case| case.ends_with("qwen3_bf16")).unwrap();
     let ids: Vec<Token> = (0..40).map(|i| i * 7 % 500).collect();
     let logits = |model: CpuModel| {
-        let mut session = Session::new(&Arc::new(model), KvType::Bf16, Box::new(Contiguous::new(64)));
+        let mut session = Session::new(&Arc::new(model), KvType::Bf16, CacheKind::Contiguous);
         let seq = session.open(&ids, 64);
         let logits = session.pass(seq, &ids, 0, &[]);
         let taps = [Tap::IntoLayer(0), Tap::OutOfLastLayer, Tap::FinalNorm];

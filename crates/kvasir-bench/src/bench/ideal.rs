@@ -1,7 +1,8 @@
 //! Roofline model of a benchmark: FLOPs per precision and bytes moved at least.
 //!
 //! `seconds = max(FLOPs / peak FLOPs, bytes / bandwidth)`. FLOPs are split by GEMM input type and
-//! attention. Bytes are the weights once per step plus the K/V rows that attention reads.
+//! attention. Bytes are the weights once per step, the K/V rows that attention reads, and the
+//! recurrent states of each sequence, read and written once per step.
 
 use crate::bench::{Target, Work, counted};
 use kvasir_cpu::{CpuModel, Form, MachineLimits, Precision};
@@ -65,7 +66,9 @@ impl Ideal {
                 seen(None) - f64::from(streams - 1) * f64::from(shared) * f64::from(tokens)
             }
         };
-        ideal.bytes = model.bytes_read(at_once) * f64::from(steps) + rows * target.token_bytes as f64;
+        let states = model.state_bytes() * f64::from(steps) * f64::from(streams);
+        ideal.bytes =
+            model.bytes_read(at_once) * f64::from(steps) + rows * target.token_bytes as f64 + states;
         ideal
     }
 

@@ -1,5 +1,5 @@
-//! Roofline inputs of a step: bytes read from the weights, and multiply-adds by kind of GEMM. The
-//! benchmarks of `kvasir-bench` compare them with the measured limits of `peaks`.
+//! Roofline inputs of a step: bytes read from the weights, bytes of recurrent states, and
+//! multiply-adds by kind of GEMM. The benchmarks of `kvasir-bench` compare them with the measured limits of `peaks`.
 
 use crate::exec::model::CpuModel;
 use crate::weights::linear::{Form, Linear, OpWeights};
@@ -33,10 +33,20 @@ impl CpuModel {
         self.program.ops.iter().zip(&self.weights).map(of_op).sum()
     }
 
-    /// Multiply-adds per token, by kind of GEMM; of the experts only the top-k that are routed to.
-    /// Ops that run for sampled rows alone (the LM head) are left out unless `sampled`.
+    /// Bytes of recurrent states that a step reads and writes per sequence.
+    pub fn state_bytes(&self) -> f64 {
+        2.0 * 4.0 * self.program.state_elements() as f64
+    }
+
+    /// Multiply-adds per token, by kind of GEMM; recurrences count as f32. Of the experts only the
+    /// top-k that are routed to. Ops that run for sampled rows alone (the LM head) are left out
+    /// unless `sampled`.
     pub fn multiply_adds(&self, sampled: bool) -> BTreeMap<Form, u64> {
         let mut work = BTreeMap::new();
+        let recurrent: usize = self.program.ops.iter().map(|op| self.program.recurrent_multiply_adds(op)).sum();
+        if recurrent > 0 {
+            work.insert(Form::F32, recurrent as u64);
+        }
         for (op, weights) in self.program.ops.iter().zip(&self.weights) {
             let add = |l: &Linear| *work.entry(l.packed.form()).or_insert(0) += (l.inputs * l.outputs) as u64;
             if !sampled && self.program.value(op.out()).rows == Rows::Sampled {

@@ -14,6 +14,8 @@
 use crate::exec::lowering::Lowered;
 use crate::isa::features::Isa;
 use crate::memory::kv_pool::kv_type::KvType;
+use crate::recurrent::short_conv::MAX_KERNEL;
+use crate::recurrent::weights::{ConvWeights, HeadWeights, RecurrentWeights};
 use crate::threads::pool::ThreadPool;
 use crate::weights::linear::{Form, Linear, OpWeights};
 use crate::weights::packed_file::{POLL_INTERVAL, PackedFile, STALL_TIMEOUT};
@@ -45,6 +47,8 @@ pub struct CpuModel {
     pub(crate) weights: Vec<OpWeights>,
     /// Weights that are not matrices: norms, biases, sinks, corrections.
     pub(crate) vectors: BTreeMap<WeightId, Vec<f32>>,
+    /// Weights of recurrent ops, by state.
+    pub(crate) recurrent: Vec<RecurrentWeights>,
     pub(crate) source: Arc<dyn WeightSource + Send + Sync>,
     pub(crate) precision: Precision,
     pub(crate) isa: Isa,
@@ -96,13 +100,6 @@ impl CpuModel {
         threads: Arc<ThreadPool>,
         LoadOptions { watch, packed_file }: LoadOptions<'_>,
     ) -> Result<Self, Error> {
-        if program.is_recurrent() {
-            let why = format!(
-                "{} has recurrent layers, which this backend has no kernels for yet",
-                program.architecture
-            );
-            return Err(Error::at("program", why));
-        }
         let whole = program;
         let program = whole.sampled_early(&[]);
         let precision = precision.min(Precision::least(whole, &*source)?);
@@ -126,6 +123,7 @@ impl CpuModel {
                 }
             }
         }
+        let recurrent = recurrent_weights(&program, &packer)?;
         let keep = program.hidden_output();
         let lowered = Lowered::new(&program, &weights, keep.as_slice());
         Ok(Self {
@@ -135,6 +133,7 @@ impl CpuModel {
             taps: Vec::new(),
             weights,
             vectors,
+            recurrent,
             source,
             precision,
             isa: Isa::detect(),
@@ -329,7 +328,7 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
         Op::GroupLinear { matrices, .. } => OpWeights::Many(many(matrices)?),
         Op::Mixture { experts, .. } => OpWeights::Experts {
             gate: many(&experts.gate)?,
-            up: many(&experts.up)?,
+            up: if experts.up == experts.gate { Vec::new() } else { many(&experts.up)? },
             down: many(&experts.down)?,
         },
         Op::Embed { .. }
@@ -355,7 +354,37 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
     })
 }
 
-/// The weights of an op that are not matrices.
+/// The weights of recurrent ops, in the order of their states.
+fn recurrent_weights(program: &Program, packer: &Packer<'_>) -> Result<Vec<RecurrentWeights>, Error> {
+    let mut ops: Vec<&Op> = program.ops.iter().filter(|op| op.state().is_some()).collect();
+    ops.sort_by_key(|op| op.state());
+    let numbers = |id: WeightId| packer.numbers(id);
+    let weights = |op: &Op| {
+        Ok(match op {
+            Op::ShortConv { kernel, .. } if !(1..=MAX_KERNEL).contains(kernel) => {
+                let why = format!("a convolution over {kernel} tokens, at most {MAX_KERNEL} are supported");
+                return Err(Error::at("program", why));
+            }
+            Op::ShortConv { weight, bias, kernel, .. } => {
+                let bias = bias.map(numbers).transpose()?;
+                RecurrentWeights::Conv(ConvWeights::new(&numbers(*weight)?, *kernel, bias))
+            }
+            Op::GatedDelta { form, .. } => {
+                let (decay, dt_bias) = (numbers(form.decay)?, numbers(form.dt_bias)?);
+                RecurrentWeights::Head(HeadWeights::new(&decay, form.decay_rate, dt_bias, Vec::new()))
+            }
+            Op::SelectiveScan { form, .. } => {
+                let (decay, dt_bias) = (numbers(form.decay)?, numbers(form.dt_bias)?);
+                let skip = numbers(form.skip)?;
+                RecurrentWeights::Head(HeadWeights::new(&decay, form.decay_rate, dt_bias, skip))
+            }
+            _ => return Err(Error::at("program", "an op has a state, but is not recurrent")),
+        })
+    };
+    ops.into_iter().map(weights).collect()
+}
+
+/// The weights of an op that are not matrices or of a recurrence.
 fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
     let pair = match op {
         Op::Norm { weight, bias, .. } => [*weight, *bias],

@@ -14,7 +14,7 @@ pub(crate) mod v512 {
     use std::arch::x86_64::*;
 
     pub(crate) use crate::isa::vectors::v512::{
-        Floats, Ints, fma, load, load_floats, splat_floats, store, store_floats, zero, zero_floats,
+        Floats, Ints, fma, load, load_floats, mul, splat_floats, store, store_floats, zero, zero_floats,
     };
     /// Vectors per panel.
     pub(crate) const VECTORS: usize = 1;
@@ -39,7 +39,6 @@ pub(crate) mod v512 {
         fn dot_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm512_dpwssd_epi32(sum, a, b);
         fn to_f32(v: Ints) -> Floats = _mm512_cvtepi32_ps(v);
         fn to_bits(v: Floats) -> Ints = _mm512_castps_si512(v);
-        fn mul(a: Floats, b: Floats) -> Floats = _mm512_mul_ps(a, b);
     }
 
     /// Broadcasts 16 bytes to every 16-byte lane.
@@ -92,7 +91,7 @@ pub(crate) mod v256 {
     use std::arch::x86_64::*;
 
     pub(crate) use crate::isa::vectors::v256::{
-        Floats, Ints, fma, load, load_floats, splat_floats, store, store_floats, zero, zero_floats,
+        Floats, Ints, fma, load, load_floats, mul, splat_floats, store, store_floats, zero, zero_floats,
     };
     /// Vectors per panel.
     pub(crate) const VECTORS: usize = 2;
@@ -117,7 +116,6 @@ pub(crate) mod v256 {
         fn dot_pairs(sum: Ints, a: Ints, b: Ints) -> Ints = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
         fn to_f32(v: Ints) -> Floats = _mm256_cvtepi32_ps(v);
         fn to_bits(v: Floats) -> Ints = _mm256_castps_si256(v);
-        fn mul(a: Floats, b: Floats) -> Floats = _mm256_mul_ps(a, b);
     }
 
     /// Broadcasts 16 bytes to every 16-byte lane.

@@ -85,6 +85,8 @@ pub(crate) mod v512 {
         fn zero_floats() -> Floats = _mm512_setzero_ps();
         fn splat_floats(v: f32) -> Floats = _mm512_set1_ps(v);
         fn add(a: Floats, b: Floats) -> Floats = _mm512_add_ps(a, b);
+        fn sub(a: Floats, b: Floats) -> Floats = _mm512_sub_ps(a, b);
+        fn mul(a: Floats, b: Floats) -> Floats = _mm512_mul_ps(a, b);
         /// `a * b + c`
         fn fma(a: Floats, b: Floats, c: Floats) -> Floats = _mm512_fmadd_ps(a, b, c);
         /// Widens bf16 pairs to f32: the even elements, then the odd ones.
@@ -192,6 +194,8 @@ pub(crate) mod v256 {
         fn zero_floats() -> Floats = _mm256_setzero_ps();
         fn splat_floats(v: f32) -> Floats = _mm256_set1_ps(v);
         fn add(a: Floats, b: Floats) -> Floats = _mm256_add_ps(a, b);
+        fn sub(a: Floats, b: Floats) -> Floats = _mm256_sub_ps(a, b);
+        fn mul(a: Floats, b: Floats) -> Floats = _mm256_mul_ps(a, b);
         /// `a * b + c`
         fn fma(a: Floats, b: Floats, c: Floats) -> Floats = _mm256_fmadd_ps(a, b, c);
         /// Widens bf16 pairs to f32: the even elements, then the odd ones.

@@ -134,6 +134,7 @@ pub(crate) struct Experts<'w> {
     pub(crate) threads: &'w ThreadPool,
     pub(crate) isa: Isa,
     pub(crate) gate: &'w [Linear],
+    /// Empty if the gate matrices are the up matrices, too: `down(act(gate x, gate x))`.
     pub(crate) up: &'w [Linear],
     pub(crate) down: &'w [Linear],
     pub(crate) activation: Activation,
@@ -166,7 +167,7 @@ impl Experts<'_> {
     ) {
         let ExpertRows { x, row_of, count: n } = *rows;
         let (threads, isa, activation) = (self.threads, self.isa, self.activation);
-        let [gate, up, down] = [self.gate, self.up, self.down].map(|matrices| &matrices[expert]);
+        let (gate, up, down) = (&self.gate[expert], self.up.get(expert), &self.down[expert]);
         let (outer, inner) = (gate.inputs, gate.outputs);
         let rows_x = floats(&mut m.x);
         let gathered = DisjointRows::new(rows_x, outer);
@@ -177,16 +178,19 @@ impl Experts<'_> {
         m.prepared.invalidate();
         // Fused gate and up projection whose activation is already quantized for the down
         // projection, if there are no biases.
-        let alone = gate.bias.is_none() && up.bias.is_none() && matches!(down.packed, Packed::Quant(_));
         let x = || Operand::Rows(rows_x, outer);
-        let together = alone
-            && m.prepared.gate(threads, GateAndUp { gate, up, activation }, GATHERED, &x(), n, ACTIVATED);
+        let together = up.is_some_and(|up| {
+            let both = GateAndUp { gate, up, activation };
+            let alone = gate.bias.is_none() && up.bias.is_none() && matches!(down.packed, Packed::Quant(_));
+            alone && m.prepared.gate(threads, both, GATHERED, &x(), n, ACTIVATED)
+        });
         if !together {
-            let mut both = [(gate, floats(&mut m.gate)), (up, floats(&mut m.up))]
-                .map(|(l, out)| Some((l, Output::new(out, n, inner, inner))));
-            m.prepared.multiply(threads, &mut both, Some(GATHERED), &x());
-            let (g, u, activated) =
-                (floats(&mut m.gate), floats(&mut m.up), DisjointRows::new(floats(&mut m.inner), inner));
+            let gates = Some((gate, Output::new(floats(&mut m.gate), n, inner, inner)));
+            let ups = up.map(|up| (up, Output::new(floats(&mut m.up), n, inner, inner)));
+            m.prepared.multiply(threads, &mut [gates, ups], Some(GATHERED), &x());
+            let (g, u) = (floats(&mut m.gate), floats(&mut m.up));
+            let (g, u) = (&*g, if up.is_some() { &*u } else { &*g });
+            let activated = DisjointRows::new(floats(&mut m.inner), inner);
             for_each_row(threads, n, &|_, row| {
                 let at = row * inner..(row + 1) * inner;
                 // SAFETY: as above.

@@ -19,6 +19,42 @@ pub(crate) fn for_each_row(threads: &ThreadPool, n: usize, job: &(dyn Fn(&mut Wo
     });
 }
 
+/// Rows at a fixed distance: row `t` is at `at + t * stride`.
+#[derive(Clone, Copy)]
+pub(crate) struct Strided {
+    pub(crate) at: *const f32,
+    pub(crate) stride: usize,
+}
+
+impl Strided {
+    /// Rows of `stride` numbers each in `x`, from number `at` of row `row` on. Panics if that number
+    /// lies outside the slice.
+    pub(crate) fn new(x: &[f32], stride: usize, row: usize, at: usize) -> Self {
+        Self { at: x[row * stride + at..].as_ptr(), stride }
+    }
+
+    /// Address of row `t`.
+    #[inline(always)]
+    pub(crate) fn row(self, t: usize) -> *const f32 {
+        self.at.wrapping_add(t * self.stride)
+    }
+}
+
+/// Writable rows at a fixed distance.
+#[derive(Clone, Copy)]
+pub(crate) struct StridedMut {
+    pub(crate) at: *mut f32,
+    pub(crate) stride: usize,
+}
+
+impl StridedMut {
+    /// Address of row `t`.
+    #[inline(always)]
+    pub(crate) fn row(self, t: usize) -> *mut f32 {
+        self.at.wrapping_add(t * self.stride)
+    }
+}
+
 /// A mutable slice of rows that several threads write in disjoint parts.
 pub(crate) struct DisjointRows<'a> {
     base: *mut f32,
@@ -48,6 +84,14 @@ impl<'a> DisjointRows<'a> {
         // SAFETY: within the slice this was made from; the caller guarantees that parts are
         // disjoint.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
+    }
+
+    /// Address of number `at` of a row, and the distance from it to the same number of the next row.
+    /// Panics if the number lies outside the slice.
+    pub(crate) fn column(&self, row: usize, at: usize) -> StridedMut {
+        let start = row * self.stride + at;
+        assert!(start < self.len, "a column lies outside its slice");
+        StridedMut { at: self.base.wrapping_add(start), stride: self.stride }
     }
 
     /// A whole row of `stride` numbers.

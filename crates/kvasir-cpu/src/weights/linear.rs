@@ -123,7 +123,12 @@ pub(crate) enum OpWeights {
     None,
     One(Linear),
     Many(Vec<Linear>),
-    Experts { gate: Vec<Linear>, up: Vec<Linear>, down: Vec<Linear> },
+    Experts {
+        gate: Vec<Linear>,
+        /// Empty for experts without a gate: the gate matrices then are the up matrices, too.
+        up: Vec<Linear>,
+        down: Vec<Linear>,
+    },
 }
 
 impl OpWeights {

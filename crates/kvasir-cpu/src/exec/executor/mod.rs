@@ -14,11 +14,14 @@
 pub(crate) mod draft;
 pub(crate) mod kv_rows;
 pub(crate) mod validate;
+pub(crate) mod validate_states;
 
 use crate::exec::executor::draft::Drafting;
+use crate::exec::executor::validate_states::SlotUses;
 use crate::exec::model::CpuModel;
 use crate::exec::run::Run;
 use crate::exec::run::memory::Memory;
+use crate::exec::run::recurrent::States;
 use crate::gemm::bf16::activations::Bf16Terms;
 use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
@@ -27,7 +30,7 @@ use kvasir_exec::{
     Abilities, Batch, Executor, ExpertExchange, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran,
     Ranks, Refused, RowKind, SamplerRow, SequenceSpec, Step, StepError,
 };
-use kvasir_kv::{Plan, PoolId, Slot, SlotCopy, Token};
+use kvasir_kv::{Plan, PoolId, Slot, SlotCopy, StateConfig, Token};
 use kvasir_program::{Program, Tap, ValueId};
 use std::io;
 use std::ops::Range;
@@ -68,6 +71,9 @@ pub struct CpuExecutor {
     /// Sampler state by pool row.
     rows: Vec<Mutex<SamplerRow>>,
     memory: Memory,
+    /// The states of recurrent layers; `None` for a model without any.
+    states: Option<States>,
+    slot_uses: SlotUses,
     /// Tokens of the step, with those in flight resolved.
     tokens: Vec<Token>,
     /// Final length of each token's sequence.
@@ -105,6 +111,8 @@ impl CpuExecutor {
             frozen: Vec::new(),
             rows: (0..limits.rows).map(|_| Mutex::default()).collect(),
             memory,
+            states: None,
+            slot_uses: SlotUses::default(),
             tokens: Vec::new(),
             final_lens: Vec::new(),
             second_text_starts: Vec::new(),
@@ -115,6 +123,15 @@ impl CpuExecutor {
             last: 0,
             drafting: None,
         })
+    }
+
+    /// Adds a pool of recurrent states. A model with recurrent layers needs one; others ignore it.
+    pub fn with_states(mut self, states: Option<StateConfig>) -> io::Result<Self> {
+        let (program, Limits { tokens, rows, .. }) = (&self.model.program, self.limits);
+        let states = states.filter(|_| program.is_recurrent());
+        let states = states.map(|config| States::new(program, config, tokens as usize, rows as usize));
+        self.states = states.transpose()?;
+        Ok(self)
     }
 
     /// Runs a draft model behind each step, whose proposals go into the step's output.
@@ -311,7 +328,7 @@ impl CpuExecutor {
         };
         // SAFETY: `validate` has validated the step; only this executor writes its pool, and frozen
         // pools are never written.
-        unsafe { run.all(&mut self.memory)? };
+        unsafe { run.all(&mut self.memory, self.states.as_mut())? };
         self.last = self.tokens.len();
         Ok(())
     }

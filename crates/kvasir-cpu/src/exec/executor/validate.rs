@@ -6,6 +6,7 @@
 //! - that an encoder's rows are whole sequences;
 //! - every written, copied and read KV slot against its pool;
 //! - the restrictions of ring buffers;
+//! - the state section (`validate_states`);
 //! - tokens against the vocabulary, and that tokens in flight were sampled.
 
 use crate::exec::executor::CpuExecutor;
@@ -30,6 +31,7 @@ impl CpuExecutor {
         if self.is_encoder {
             step.check_whole_sequences()?;
         }
+        self.validate_states(step)?;
         self.check_writes(plan)?;
         self.check_rings(plan)?;
         // Several tokens may be redirected to one dummy slot; it does not matter which of them is

@@ -7,11 +7,13 @@ pub(crate) mod attend;
 pub(crate) mod encoder;
 pub(crate) mod memory;
 pub(crate) mod ops;
+pub(crate) mod recurrent;
 pub(crate) mod values;
 
 use crate::exec::lowering::{GATED_MLP_OPS, Runs};
 use crate::exec::model::CpuModel;
 use crate::exec::run::memory::Memory;
+use crate::exec::run::recurrent::States;
 use crate::gemm::linear::{GateAndUp, Operand};
 use crate::gemm::output::{AT_ONCE, Output};
 use crate::memory::kv_pool::Pool;
@@ -54,9 +56,14 @@ impl Run<'_> {
     ///
     /// # Safety
     /// All slots that the plan names must exist in their pools, and `writes` must name each once.
-    /// `m` must have been made for the model and as many tokens. No other thread may write the KV
-    /// rows that are read, or access those that are written, during the call.
-    pub(crate) unsafe fn all(&self, m: &mut Memory) -> Result<(), StepError> {
+    /// `m` must have been made for the model and as many tokens. The rows of `states` must have been
+    /// validated. No other thread may write the KV rows that are read, or access those that are
+    /// written or the states, during the call.
+    pub(crate) unsafe fn all(
+        &self,
+        m: &mut Memory,
+        mut states: Option<&mut States>,
+    ) -> Result<(), StepError> {
         m.prepared.invalidate();
         m.routes.clear();
         m.selections.clear();
@@ -79,6 +86,13 @@ impl Run<'_> {
                 Runs::GatedMlp { matrices } | Runs::Merged(matrices) => {
                     self.products(at..at + matrices, m);
                     matrices
+                }
+                Runs::Single if op.state().is_some() => {
+                    if let Some(states) = states.as_deref_mut() {
+                        // SAFETY: as the caller vouches.
+                        unsafe { self.recurrent(op, states, &m.values) };
+                    }
+                    1
                 }
                 Runs::Single => {
                     self.op(op, self.before(at), weights, m);

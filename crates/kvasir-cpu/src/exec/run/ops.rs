@@ -144,7 +144,7 @@ impl Run<'_> {
                 m.selections.push((out, views));
             }
             Op::UpdateAndAttend { .. } => self.attend(op, m),
-            // Refused when the model is loaded.
+            // Run by `recurrent`.
             Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {}
             Op::Route { scores, routing, .. } => {
                 let from = self.width(*scores);

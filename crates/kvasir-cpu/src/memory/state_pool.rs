@@ -1,0 +1,121 @@
+//! The pool of recurrent states: a state per slot, and the inputs of draft tokens per tail.
+//!
+//! All numbers are f32. A slot holds one state of each recurrent layer, in the order of
+//! `StateLayout`; slots start on cache lines. The tails lie behind the slots, each with
+//! `tail_rows` rows. Invariants:
+//!
+//! - Addresses never change. Address space is reserved at once, memory is committed when a slot is
+//!   first written.
+//! - States are never copied from slot to slot: a step reads one slot and writes others.
+//!
+//! The pool does not know which sequence owns a slot; caches and plans decide that.
+
+use crate::memory::buffer::Buffer;
+use kvasir_kv::{Slot, StateConfig};
+use kvasir_program::{StateId, StateLayout};
+use std::io;
+
+/// f32 elements of a cache line.
+const LINE: usize = 16;
+
+/// The recurrent states of a session, with the tails of its sequences.
+pub(crate) struct StatePool {
+    layout: StateLayout,
+    slots: usize,
+    tails: usize,
+    tail_rows: usize,
+    /// Elements from one slot to the next.
+    slot_stride: usize,
+    /// Elements from one tail row to the next.
+    row_stride: usize,
+    bytes: Buffer,
+}
+
+impl StatePool {
+    /// Reserves address space for all slots and tails. Fails if the size overflows or cannot be
+    /// mapped.
+    pub(crate) fn new(layout: StateLayout, config: StateConfig) -> io::Result<Self> {
+        let too_large = || io::Error::new(io::ErrorKind::OutOfMemory, "the pool of states is too large");
+        let [slots, tails, tail_rows] = [config.slots(), config.live, config.tail_rows].map(|n| n as usize);
+        let stride = |elements: usize| elements.checked_next_multiple_of(LINE).ok_or_else(too_large);
+        let (slot_stride, row_stride) = (stride(layout.slot_elements)?, stride(layout.tail_elements)?);
+        let states = slot_stride.checked_mul(slots);
+        let inputs = row_stride.checked_mul(tails).and_then(|elements| elements.checked_mul(tail_rows));
+        let elements = states.zip(inputs).and_then(|(states, inputs)| states.checked_add(inputs));
+        let bytes = elements.and_then(|elements| elements.checked_mul(4)).ok_or_else(too_large)?;
+        let bytes = Buffer::new(bytes)?;
+        bytes.advise_huge_pages(0..bytes.len());
+        Ok(Self { layout, slots, tails, tail_rows, slot_stride, row_stride, bytes })
+    }
+
+    /// Number of slots.
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Number of tails.
+    pub(crate) fn tails(&self) -> usize {
+        self.tails
+    }
+
+    /// Rows of a tail.
+    pub(crate) fn tail_rows(&self) -> usize {
+        self.tail_rows
+    }
+
+    /// Address of a state in a slot.
+    pub(crate) fn state(&self, slot: Slot, state: StateId) -> *mut f32 {
+        assert!((slot as usize) < self.slots, "a state slot lies outside the pool");
+        self.at(slot as usize * self.slot_stride + self.layout.span(state).slot.start)
+    }
+
+    /// Address of the inputs to a state in a row of a tail.
+    pub(crate) fn tail_row(&self, tail: Slot, row: usize, state: StateId) -> *mut f32 {
+        assert!((tail as usize) < self.tails && row < self.tail_rows, "a tail row lies outside the pool");
+        let row = tail as usize * self.tail_rows + row;
+        let span = &self.layout.span(state).tail;
+        self.at(self.slots * self.slot_stride + row * self.row_stride + span.start)
+    }
+
+    /// Elements from one row of a tail to the next.
+    pub(crate) fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    fn at(&self, element: usize) -> *mut f32 {
+        debug_assert!(element * 4 <= self.bytes.len());
+        self.bytes.ptr().cast_mut().cast::<f32>().wrapping_add(element)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvasir_program::StateSpan;
+
+    #[test]
+    fn states_and_tail_rows_do_not_overlap() {
+        let span = |slot: std::ops::Range<usize>, tail| StateSpan { slot, tail };
+        let spans = vec![span(0..7, 0..2), span(7..40, 2..5)];
+        let layout = StateLayout { spans: spans.clone(), slot_elements: 40, tail_elements: 5 };
+        let config = StateConfig { live: 3, checkpoints: 2, tail_rows: 4, interval: 0 };
+        let pool = StatePool::new(layout, config).unwrap();
+        let mut parts = Vec::new();
+        for (id, span) in (0..).map(StateId).zip(&spans) {
+            parts.extend((0..5).map(|slot| (pool.state(slot, id).addr(), span.slot.len())));
+            let rows = (0..3).flat_map(|tail| (0..4).map(move |row| (tail, row)));
+            parts.extend(rows.map(|(tail, row)| (pool.tail_row(tail, row, id).addr(), span.tail.len())));
+        }
+        parts.sort_unstable();
+        assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 * 4 <= two[1].0));
+        let (last, len) = *parts.last().unwrap();
+        assert!(last + len * 4 <= pool.at(0).addr() + pool.bytes.len());
+    }
+
+    #[test]
+    fn a_pool_whose_size_overflows_is_refused() {
+        let layout = StateLayout { spans: Vec::new(), slot_elements: usize::MAX / 8, tail_elements: 0 };
+        let config = StateConfig { live: 9, checkpoints: 0, tail_rows: 0, interval: 0 };
+        assert!(StatePool::new(layout, config).is_err());
+    }
+}

@@ -1,0 +1,47 @@
+//! The weights of one recurrence, prepared for its kernels.
+
+use crate::rowwise::exp;
+use kvasir_program::DecayRate;
+
+/// The weights of the op that a state belongs to.
+pub(crate) enum RecurrentWeights {
+    Conv(ConvWeights),
+    Head(HeadWeights),
+}
+
+/// Weights of a short convolution.
+pub(crate) struct ConvWeights {
+    /// A row of one weight per channel for each tap, the oldest token first.
+    pub(crate) taps: Vec<f32>,
+    /// One number per channel; 0 without a bias.
+    pub(crate) bias: Vec<f32>,
+}
+
+impl ConvWeights {
+    /// From `kernel` stored weights per channel.
+    pub(crate) fn new(stored: &[f32], kernel: usize, bias: Option<Vec<f32>>) -> Self {
+        let channels = stored.len() / kernel.max(1);
+        let taps = (0..kernel).flat_map(|j| (0..channels).map(move |channel| stored[channel * kernel + j]));
+        Self { taps: taps.collect(), bias: bias.unwrap_or_else(|| vec![0.0; channels]) }
+    }
+}
+
+/// Weights of a gated delta rule or a selective scan, one number per head.
+pub(crate) struct HeadWeights {
+    /// Decay rates, which are negative.
+    pub(crate) rates: Vec<f32>,
+    pub(crate) dt_bias: Vec<f32>,
+    /// Skip weights D of a selective scan; empty for a gated delta rule.
+    pub(crate) skip: Vec<f32>,
+}
+
+impl HeadWeights {
+    /// From decay weights as they are stored.
+    pub(crate) fn new(decay: &[f32], stored: DecayRate, dt_bias: Vec<f32>, skip: Vec<f32>) -> Self {
+        let rate = |decay: &f32| match stored {
+            DecayRate::Logarithm => -exp(*decay),
+            DecayRate::Rate => *decay,
+        };
+        Self { rates: decay.iter().map(rate).collect(), dt_bias, skip }
+    }
+}
