@@ -43,7 +43,8 @@ impl CpuModel {
     /// unless `sampled`.
     pub fn multiply_adds(&self, sampled: bool) -> BTreeMap<Form, u64> {
         let mut work = BTreeMap::new();
-        let recurrent: usize = self.program.ops.iter().map(|op| self.program.recurrent_multiply_adds(op)).sum();
+        let recurrent: usize =
+            self.program.ops.iter().map(|op| self.program.recurrent_multiply_adds(op)).sum();
         if recurrent > 0 {
             work.insert(Form::F32, recurrent as u64);
         }

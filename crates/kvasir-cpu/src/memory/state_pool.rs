@@ -48,21 +48,6 @@ impl StatePool {
         Ok(Self { layout, slots, tails, tail_rows, slot_stride, row_stride, bytes })
     }
 
-    /// Number of slots.
-    pub(crate) fn slots(&self) -> usize {
-        self.slots
-    }
-
-    /// Number of tails.
-    pub(crate) fn tails(&self) -> usize {
-        self.tails
-    }
-
-    /// Rows of a tail.
-    pub(crate) fn tail_rows(&self) -> usize {
-        self.tail_rows
-    }
-
     /// Address of a state in a slot.
     pub(crate) fn state(&self, slot: Slot, state: StateId) -> *mut f32 {
         assert!((slot as usize) < self.slots, "a state slot lies outside the pool");

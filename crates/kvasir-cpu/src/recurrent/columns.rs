@@ -14,7 +14,7 @@ use crate::isa::features::Isa;
 use crate::kernels::RecurrentKernel;
 use crate::memory::aligned::AlignedVec;
 use crate::memory::state_pool::StatePool;
-use crate::recurrent::rows::{RowInputs, Segment, StateRows};
+use crate::recurrent::inputs::{RowInputs, Segment, StateInputs};
 use crate::threads::pool::ThreadPool;
 use kvasir_program::StateId;
 use std::ops::Range;
@@ -70,7 +70,7 @@ pub(crate) unsafe fn for_each_block(
     (threads, isa): (&ThreadPool, Isa),
     (pool, state): (&StatePool, StateId),
     matrices: Matrices,
-    rows: &StateRows,
+    rows: &StateInputs,
     kernel: &(dyn Fn(RecurrentKernel, &Task<'_>) + Sync),
 ) {
     let Matrices { heads, rows: height, columns } = matrices;

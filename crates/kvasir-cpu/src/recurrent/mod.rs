@@ -1,6 +1,6 @@
 //! Recurrent layers: short convolution, gated delta rule, selective scan (Mamba-2).
 //!
-//! - `rows.rs`: the inputs of a step and where states are stored.
+//! - `inputs.rs`: the inputs of a step and where states are stored.
 //! - `weights.rs`: the weights of a recurrence.
 //! - `short_conv.rs`, `gated_delta.rs`, `selective_scan.rs`: one op each. `columns.rs`: how the
 //!   latter two divide a state matrix. `lanes.rs`: their vectors.
@@ -13,8 +13,9 @@
 
 pub(crate) mod columns;
 pub(crate) mod gated_delta;
+pub(crate) mod inputs;
 pub(crate) mod lanes;
-pub(crate) mod rows;
+
 pub(crate) mod selective_scan;
 pub(crate) mod short_conv;
 #[cfg(test)]

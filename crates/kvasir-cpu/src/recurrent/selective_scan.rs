@@ -12,7 +12,7 @@ use crate::isa::features::Isa;
 use crate::memory::state_pool::StatePool;
 use crate::recurrent::columns::{Block, Matrices, STRIPE, Task, column_kernels, each_row, for_each_block};
 use crate::recurrent::gated_delta::tail_row;
-use crate::recurrent::rows::{Source, StateRows};
+use crate::recurrent::inputs::{Source, StateInputs};
 use crate::recurrent::weights::HeadWeights;
 use crate::rowwise::{exp, softplus};
 use crate::threads::pool::ThreadPool;
@@ -135,7 +135,7 @@ column_kernels! {
 pub(crate) unsafe fn run(
     (threads, isa): (&ThreadPool, Isa),
     (pool, state): (&StatePool, StateId),
-    rows: &StateRows,
+    rows: &StateInputs,
     (form, weights): (&ScanForm, &HeadWeights),
     operands: ScanOperands<'_>,
     prepared: &mut [f32],

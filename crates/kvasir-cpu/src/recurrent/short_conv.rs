@@ -9,7 +9,7 @@
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
 use crate::memory::state_pool::StatePool;
-use crate::recurrent::rows::{RowInputs, Source, StateRows};
+use crate::recurrent::inputs::{RowInputs, Source, StateInputs};
 use crate::recurrent::weights::ConvWeights;
 use crate::rowwise::sigmoid;
 use crate::threads::pool::ThreadPool;
@@ -145,7 +145,7 @@ impl InputRows<'_> {
 pub(crate) unsafe fn run(
     (threads, isa): (&ThreadPool, Isa),
     (pool, state): (&StatePool, StateId),
-    rows: &StateRows,
+    rows: &StateInputs,
     conv: &ShortConv<'_>,
     y: &DisjointRows<'_>,
 ) {

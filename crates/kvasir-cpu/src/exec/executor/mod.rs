@@ -14,10 +14,8 @@
 pub(crate) mod draft;
 pub(crate) mod kv_rows;
 pub(crate) mod validate;
-pub(crate) mod validate_states;
 
 use crate::exec::executor::draft::Drafting;
-use crate::exec::executor::validate_states::SlotUses;
 use crate::exec::model::CpuModel;
 use crate::exec::run::Run;
 use crate::exec::run::memory::Memory;
@@ -73,7 +71,6 @@ pub struct CpuExecutor {
     memory: Memory,
     /// The states of recurrent layers; `None` for a model without any.
     states: Option<States>,
-    slot_uses: SlotUses,
     /// Tokens of the step, with those in flight resolved.
     tokens: Vec<Token>,
     /// Final length of each token's sequence.
@@ -112,7 +109,6 @@ impl CpuExecutor {
             rows: (0..limits.rows).map(|_| Mutex::default()).collect(),
             memory,
             states: None,
-            slot_uses: SlotUses::default(),
             tokens: Vec::new(),
             final_lens: Vec::new(),
             second_text_starts: Vec::new(),
@@ -352,7 +348,7 @@ impl Executor for CpuExecutor {
     type Pending = Ran;
 
     fn abilities(&self) -> Abilities {
-        Abilities { states: false, ..Abilities::all(2, self.limits.tokens, self.limits.rows) }
+        Abilities::all(2, self.limits.tokens, self.limits.rows)
     }
 
     fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {

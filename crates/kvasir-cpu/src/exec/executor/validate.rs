@@ -6,7 +6,7 @@
 //! - that an encoder's rows are whole sequences;
 //! - every written, copied and read KV slot against its pool;
 //! - the restrictions of ring buffers;
-//! - the state section (`validate_states`);
+//! - the state rows of a model with recurrent layers;
 //! - tokens against the vocabulary, and that tokens in flight were sampled.
 
 use crate::exec::executor::CpuExecutor;
@@ -31,7 +31,7 @@ impl CpuExecutor {
         if self.is_encoder {
             step.check_whole_sequences()?;
         }
-        self.validate_states(step)?;
+        self.check_states(step)?;
         self.check_writes(plan)?;
         self.check_rings(plan)?;
         // Several tokens may be redirected to one dummy slot; it does not matter which of them is
@@ -45,6 +45,26 @@ impl CpuExecutor {
         self.memory.views.of_plan(plan);
         self.check_reads()?;
         self.collect_tokens(batch)
+    }
+
+    /// Checks the state rows and prepares the inputs of recurrent layers. A program without such
+    /// layers ignores the section: a draft model may run the target's plan.
+    fn check_states(&mut self, step: &Step) -> Result<(), StepError> {
+        if !self.model.program.is_recurrent() {
+            return Ok(());
+        }
+        let Some(states) = &mut self.states else {
+            return Err(failed("the executor has no pool of recurrent states".into()));
+        };
+        states.check.check(step)?;
+        states.inputs.clear();
+        let section = &step.plan.states;
+        for (at, row) in step.batch.rows.iter().enumerate() {
+            let planned = section.rows.get(at).filter(|_| row.kind != RowKind::Dummy);
+            let saves = planned.map_or(&[][..], |planned| &section.saves[planned.saves.range()]);
+            states.inputs.push(row.tokens, planned, saves);
+        }
+        Ok(())
     }
 
     /// Checks written and copied slots against the pool's size.

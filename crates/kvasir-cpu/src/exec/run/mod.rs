@@ -56,7 +56,7 @@ impl Run<'_> {
     ///
     /// # Safety
     /// All slots that the plan names must exist in their pools, and `writes` must name each once.
-    /// `m` must have been made for the model and as many tokens. The rows of `states` must have been
+    /// `m` must have been made for the model and as many tokens. The inputs of `states` must have been
     /// validated. No other thread may write the KV rows that are read, or access those that are
     /// written or the states, during the call.
     pub(crate) unsafe fn all(

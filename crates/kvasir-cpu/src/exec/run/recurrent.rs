@@ -4,11 +4,12 @@ use crate::exec::run::Run;
 use crate::memory::buffer::Buffer;
 use crate::memory::state_pool::StatePool;
 use crate::recurrent::gated_delta::{self, DeltaOperands};
-use crate::recurrent::rows::StateRows;
+use crate::recurrent::inputs::StateInputs;
 use crate::recurrent::selective_scan::{self, ScanOperands};
 use crate::recurrent::short_conv::{self, ShortConv};
 use crate::recurrent::weights::RecurrentWeights;
 use crate::threads::rows::DisjointRows;
+use kvasir_exec::StateRows;
 use kvasir_kv::StateConfig;
 use kvasir_program::{Op, Program};
 use std::io;
@@ -16,7 +17,9 @@ use std::io;
 /// The recurrent states of an executor, with the inputs of the step to them.
 pub(crate) struct States {
     pub(crate) pool: StatePool,
-    pub(crate) rows: StateRows,
+    /// Validates the state rows of steps.
+    pub(crate) check: StateRows,
+    pub(crate) inputs: StateInputs,
     /// Prepared inputs of one op.
     prepared: Buffer,
     /// A row of zeros: the inputs of a convolution before a sequence's first token.
@@ -46,7 +49,8 @@ impl States {
         let bytes = widest(&width).saturating_mul(inputs).saturating_mul(4);
         Ok(Self {
             pool: StatePool::new(program.state_layout(), config)?,
-            rows: StateRows::default(),
+            check: StateRows::new(config),
+            inputs: StateInputs::default(),
             prepared: Buffer::in_huge_pages(bytes)?,
             zeros: vec![0.0; widest(&conv)],
         })
@@ -57,10 +61,10 @@ impl Run<'_> {
     /// Runs a recurrent op over all rows; the results of tokens without a recurrence are zeros.
     ///
     /// # Safety
-    /// The rows of `states` must be validated, and no other thread may access its pool.
+    /// The inputs of `states` must be validated, and no other thread may access its pool.
     pub(crate) unsafe fn recurrent(&self, op: &Op, states: &mut States, values: &[Buffer]) {
-        let States { pool, rows, prepared, zeros } = states;
-        let (pool, rows) = (&*pool, &*rows);
+        let States { pool, inputs, prepared, zeros, .. } = states;
+        let (pool, rows) = (&*pool, &*inputs);
         let x = |value| self.value(values, value);
         let width = self.width(op.out());
         // SAFETY: only this op writes its output now.

@@ -3,7 +3,7 @@
 use crate::isa::features::Isa;
 use crate::memory::state_pool::StatePool;
 use crate::recurrent::gated_delta::{self, DeltaOperands};
-use crate::recurrent::rows::StateRows;
+use crate::recurrent::inputs::StateInputs;
 use crate::recurrent::selective_scan::{self, ScanOperands};
 use crate::recurrent::short_conv::{self, ShortConv};
 use crate::recurrent::weights::{ConvWeights, HeadWeights};
@@ -49,7 +49,7 @@ pub(super) struct CaseStep<'a> {
     pub(super) isa: Isa,
     pub(super) threads: &'a ThreadPool,
     pub(super) pool: &'a StatePool,
-    pub(super) rows: &'a StateRows,
+    pub(super) rows: &'a StateInputs,
     pub(super) tokens: &'a [u64],
 }
 

@@ -7,7 +7,7 @@ mod reference;
 
 use crate::isa::features::Isa;
 use crate::isa::features::tests::isas;
-use crate::recurrent::rows::StateRows;
+use crate::recurrent::inputs::StateInputs;
 use crate::recurrent::tests::case::{Case, CaseStep};
 use crate::threads::pool::ThreadPool;
 use kvasir_kv::{PoolId, Slot, Span, StateConfig, StateRow, StateSave};
@@ -23,7 +23,7 @@ fn tokens(random: &mut Random, count: usize) -> Vec<u64> {
 /// Outputs of whole sequences, each in one step from an empty state.
 fn whole(case: &Case, isa: Isa, threads: &ThreadPool, sequences: &[&[u64]]) -> Vec<f32> {
     let pool = case.pool(CONFIG);
-    let mut rows = StateRows::default();
+    let mut rows = StateInputs::default();
     let mut all = Vec::new();
     for (slot, sequence) in (0..).zip(sequences) {
         let queries = Span::new(all.len(), sequence.len());
@@ -119,7 +119,7 @@ fn step(
     (free, saved): (&mut Vec<Slot>, &mut Vec<(usize, usize, Slot)>),
     random: &mut Random,
 ) {
-    let (mut rows, mut all, mut checks) = (StateRows::default(), Vec::new(), Vec::new());
+    let (mut rows, mut all, mut checks) = (StateInputs::default(), Vec::new(), Vec::new());
     for (number, sequence) in sequences.iter_mut().enumerate().filter(|(_, s)| !s.is_at_end()) {
         let known = sequence.covered + sequence.accepted;
         let end = sequence.tokens.len().min(known + random.between(1, 12) as usize);
@@ -136,7 +136,8 @@ fn step(
         // In place, or with the old state kept.
         let keep = sequence.slot.is_none() || (random.one_in(3) && free.len() > 1);
         let from = sequence.slot.map(|slot| (PoolId(0), slot));
-        let Some(to) = if keep { free.pop() } else { sequence.slot } else { return };
+        let to = if keep { free.pop() } else { sequence.slot };
+        let Some(to) = to else { return };
         if let (true, Some(slot)) = (keep, sequence.slot) {
             saved.push((number, sequence.covered, slot));
         }

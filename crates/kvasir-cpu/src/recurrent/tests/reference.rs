@@ -38,8 +38,9 @@ impl Case {
                 for t in 0..tokens.len() {
                     for channel in 0..width {
                         let inputs = (0..conv.kernel).filter(|j| t + 1 + j >= conv.kernel);
-                        let terms = inputs
-                            .map(|j| taps[j * width + channel] * x[0][(t + 1 + j - conv.kernel) * width + channel]);
+                        let terms = inputs.map(|j| {
+                            taps[j * width + channel] * x[0][(t + 1 + j - conv.kernel) * width + channel]
+                        });
                         let sum = bias[channel] + terms.sum::<f64>();
                         y[t * width + channel] = if conv.silu { sum * sigmoid(sum) } else { sum };
                     }
@@ -78,7 +79,8 @@ impl Case {
                         let (b, c) = (&x[1][group..][..form.state_dim], &x[2][group..][..form.state_dim]);
                         let dt = softplus(x[3][t * form.heads + head] + dt_bias[head]);
                         let limits = form.dt_limits;
-                        let dt = dt.min(limits.max.map_or(f64::INFINITY, f64::from)).max(f64::from(limits.min));
+                        let dt =
+                            dt.min(limits.max.map_or(f64::INFINITY, f64::from)).max(f64::from(limits.min));
                         let x = &x[0][t * width + head * form.head_dim..][..form.head_dim];
                         for (at, s) in state.iter_mut().enumerate() {
                             let (i, j) = (at / form.head_dim, at % form.head_dim);

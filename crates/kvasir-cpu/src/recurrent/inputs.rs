@@ -50,7 +50,7 @@ pub(crate) struct Segment {
 
 /// The inputs of all sequences of a step.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct StateRows {
+pub(crate) struct StateInputs {
     pub(crate) rows: Vec<RowInputs>,
     saves: Vec<StateSave>,
     /// Number of inputs of all rows.
@@ -59,7 +59,7 @@ pub(crate) struct StateRows {
     pub(crate) without: Vec<Range<usize>>,
 }
 
-impl StateRows {
+impl StateInputs {
     /// Removes all rows.
     pub(crate) fn clear(&mut self) {
         self.rows.clear();
@@ -68,11 +68,11 @@ impl StateRows {
         self.inputs = 0;
     }
 
-    /// Adds a batch row of these tokens, whose state row was validated. Without a state row, or with
-    /// an empty one, it has no inputs.
+    /// Adds a batch row of these tokens, whose state row was validated. A row without one, as that of
+    /// a dummy, has no inputs.
     pub(crate) fn push(&mut self, tokens: Span, row: Option<&StateRow>, saves: &[StateSave]) {
         let tokens = tokens.range();
-        let Some(row) = row.filter(|row| row.commit > 0) else {
+        let Some(row) = row else {
             return self.without.push(tokens);
         };
         let first_token = tokens.start + row.skip as usize;
@@ -80,6 +80,9 @@ impl StateRows {
             self.without.push(tokens.start..first_token);
         }
         let count = row.replay as usize + (tokens.end - first_token);
+        if count == 0 {
+            return;
+        }
         let first_save = self.saves.len();
         self.saves.extend_from_slice(saves);
         self.rows.push(RowInputs {
@@ -155,7 +158,7 @@ mod tests {
             saves: Span::new(0, 2),
         };
         let saves = [StateSave { after: 1, slot: 7 }, StateSave { after: 5, slot: 8 }];
-        let mut rows = StateRows::default();
+        let mut rows = StateInputs::default();
         rows.push(Span::new(0, 2), None, &[]);
         rows.push(Span::new(2, 12), Some(&row), &saves);
         assert_eq!((rows.inputs, &rows.without[..]), (11, &[0..2, 2..5][..]));
