@@ -28,25 +28,6 @@ pub enum BackendKind {
     Sim(Box<Preset>),
 }
 
-impl BackendKind {
-    /// Whether its executors keep the states of recurrent layers.
-    pub fn keeps_states(&self) -> bool {
-        match self {
-            Self::Plain | Self::Sim(_) => true,
-            Self::Auto | Self::Cpu => false,
-        }
-    }
-
-    /// Name of the backend that runs.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Auto | Self::Cpu => "cpu",
-            Self::Plain => "plain",
-            Self::Sim(_) => "sim",
-        }
-    }
-}
-
 /// An executor of the chosen backend.
 #[non_exhaustive]
 pub enum AnyExecutor {

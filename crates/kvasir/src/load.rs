@@ -24,7 +24,7 @@ impl OpenedModel {
         precision: Precision,
         threads: Option<usize>,
     ) -> Result<LoadedModel, Error> {
-        self.check_servable(&backend)?;
+        self.check_draft()?;
         let draft = self.draft.take();
         let (weights, draft) = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
@@ -71,17 +71,8 @@ impl OpenedModel {
         Ok(loaded)
     }
 
-    /// Checks that engines of a backend can run the model and its draft model. Fails for recurrent
-    /// layers on a backend that keeps no states, and for those of a draft model on every backend.
-    pub fn check_servable(&self, backend: &BackendKind) -> Result<(), Error> {
-        let target = &self.model.target;
-        if target.is_recurrent() && !backend.keeps_states() {
-            let (architecture, backend) = (&target.architecture, backend.name());
-            let reason = format!(
-                "`{backend}` does not run the recurrent layers of {architecture} yet; the plain backend does"
-            );
-            return Err(Error::invalid("backend", reason));
-        }
+    /// Fails for a draft model with recurrent layers, which no backend runs.
+    fn check_draft(&self) -> Result<(), Error> {
         match self.draft.as_ref().map(OpenedDraft::program).filter(|draft| draft.is_recurrent()) {
             Some(draft) => {
                 let architecture = &draft.architecture;
@@ -269,6 +260,10 @@ impl LoadedModel {
                 let no_memory =
                     |e| Error::invalid("kv_capacity", format!("no memory for `{slots}` slots: {e}"));
                 let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(no_memory)?;
+                let executor = executor.with_states(states).map_err(|e| {
+                    let slots = states.map_or(0, |states| states.slots());
+                    Error::invalid("state_memory", format!("no memory for {slots} states: {e}"))
+                })?;
                 let drafting = match &self.draft {
                     Some(LoadedDraft { weights: DraftWeights::Cpu(model), kind, shape, taps, .. }) => {
                         let (model, kind) = (Arc::clone(model), kind.clone());

@@ -3,7 +3,7 @@
 
 use crate::doctor::check::Check;
 use crate::doctor::forecast::{Forecast, Range, chosen_experts, limits_of, slot_bytes};
-use kvasir::{BackendKind, EngineConfig, KvType, OpenedModel, Precision};
+use kvasir::{EngineConfig, KvType, OpenedModel, Precision};
 use kvasir_cpu::MachineLimits;
 use kvasir_kv::StateConfig;
 use kvasir_program::Role;
@@ -22,7 +22,6 @@ pub(crate) fn checks(
     let tensors = opened.checkpoint.tensors();
     let own: u64 = tensors.map(|tensor| tensor.bytes.len() as u64).sum();
     let mut checks = vec![weights(opened, name, own)];
-    checks.extend(unservable(opened));
     checks.extend([fits(forecast.stored, free), context(opened, &forecast)]);
     // Without drafts: how many of them are accepted depends on the text.
     checks.extend(peaks.map(|peaks| reach(own.saturating_sub(idle(opened)), peaks.bandwidth)));
@@ -43,15 +42,6 @@ fn weights(opened: &OpenedModel, name: &str, stored: u64) -> Check {
         .value("stored_bytes", stored)
         .value("dtype", most)
         .value("architecture", target.architecture.clone())
-}
-
-/// The reason why the default backend cannot run the model; `None` if it can.
-fn unservable(opened: &OpenedModel) -> Option<Check> {
-    let why = opened.check_servable(&BackendKind::Auto).err()?.to_string();
-    Some(match opened.check_servable(&BackendKind::Plain) {
-        Ok(()) => Check::warn("serving", why).advise("use --backend plain; it has one thread and is slow"),
-        Err(_) => Check::fail("serving", why).advise("take a model without recurrent layers"),
-    })
 }
 
 /// Whether weights fit: files are mapped, and packed copies of matrices replace their pages.
