@@ -254,7 +254,7 @@ fn inspect_shows_program_and_sizes() {
 }
 
 #[test]
-fn recurrent_models_are_inspected_and_not_served() {
+fn recurrent_layers_are_refused_where_they_do_not_run() {
     let path = model("qwen3_5_mtp");
     let all = json(&["inspect", &path, "--json"]);
     // Per layer a convolution of 128 channels and 4 heads of 16 x 16.
@@ -263,18 +263,43 @@ fn recurrent_models_are_inspected_and_not_served() {
     assert_eq!(sizes, [3 * 128, 4 * 16 * 16].repeat(3));
     let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
     assert!(text.contains("recurrent states") && text.contains("gated_delta"), "{text}");
-    for backend in ["cpu", "plain"] {
-        let output = run(&["generate", &path, "--prompt-ids", "5,6,7", "--backend", backend]);
+    let refused = |args: &[&str], why: &str| {
+        let output = run(args);
         let error = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success(), "{backend}");
-        assert!(error.contains("Qwen3_5ForCausalLM: its recurrent layers cannot be served yet"), "{error}");
+        assert!(!output.status.success() && error.contains(why), "{args:?}: {error}");
+    };
+    let ranks = ["serve", &path, "--backend", "plain", "--tp", "2", "--port", "0"];
+    refused(&ranks, "--tp 2: Qwen3_5ForCausalLM has recurrent layers");
+    let draft = format!("draft:{}", model("lfm2"));
+    let speculation =
+        ["generate", &model("qwen3"), "--prompt-ids", "5,6", "--backend", "plain", "--spec", &draft];
+    refused(&speculation, "has recurrent layers, which a draft model cannot have");
+}
+
+#[test]
+fn recurrent_models_give_the_recorded_tokens() {
+    for case in ["qwen3_5_mtp", "lfm2_moe", "granitemoehybrid"] {
+        let (ids, tokens) = recorded(case, "p64");
+        let path = model(case);
+        let args = ["generate", &path, "--prompt-ids", &ids, "--max-tokens", "32", "--json"];
+        let mut ways: Vec<&[&str]> = vec![
+            &["--max-num-batched-tokens", "48"],
+            &["--cache", "contiguous", "--spec", "ngram"],
+            &["--policy", "rectangular", "--chunk-size", "64", "--batch-sizes", "3"],
+        ];
+        if case == "qwen3_5_mtp" {
+            ways.push(&["--spec", "mtp"]);
+        }
+        for way in ways {
+            for backend in [&["--backend", "plain"][..], &["--precision", "exact"]] {
+                if backend[1] != "plain" && way.contains(&"--batch-sizes") {
+                    continue;
+                }
+                let answer = json(&[&args[..], backend, way].concat());
+                assert_eq!(answer["token_ids"], tokens, "{case} {backend:?} {way:?}");
+            }
+        }
     }
-    let output = run(&["doctor", &path, "--quick", "--port", "0", "--json"]);
-    assert!(!output.status.success());
-    let report: Json = serde_json::from_slice(&output.stdout).unwrap();
-    let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "serving").unwrap();
-    let found = check["found"].as_str().unwrap();
-    assert!(found.contains("recurrent layers cannot be served yet"), "{found}");
 }
 
 #[test]

@@ -19,8 +19,7 @@
 //!
 //! Unsupported: draft trees, imported rows, rings and shared prefixes.
 //!
-//! `build` creates one for `CacheConfig::states`. The engine does not set that yet: decision 0046
-//! lists the missing steps. Guarded by `tests/states/`.
+//! `build` creates one for `CacheConfig::states`. Guarded by `tests/states/`.
 
 mod capabilities;
 pub(crate) mod states;

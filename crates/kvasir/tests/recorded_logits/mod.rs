@@ -14,13 +14,20 @@ impl RecordedLogits {
         Self { vocab, bits: BTreeMap::new() }
     }
 
-    /// Records those of a step. A position that is computed again, as after a preemption, must have
-    /// the same bits.
+    /// Records those of a step, without rejected drafts. A position that is computed again, as
+    /// after a preemption, must have the same bits.
     pub(crate) fn record(&mut self, step: &Step) {
         let mut logits = step.output.logits.chunks_exact(self.vocab);
-        for row in &step.batch.rows {
+        let mut accepted = Vec::new();
+        for (at, row) in step.batch.rows.iter().enumerate() {
+            accepted.clear();
+            step.accepted(at, &mut accepted);
+            let end = row.tokens.range().end - row.drafts.count as usize + accepted.len();
             for token in row.tokens.range().skip(row.logits_from() as usize) {
                 let bits: Vec<u32> = logits.next().unwrap().iter().map(|x| x.to_bits()).collect();
+                if token >= end {
+                    continue;
+                }
                 let before = self.bits.insert((row.request, step.plan.positions[token]), bits.clone());
                 assert!(before.is_none_or(|before| before == bits), "computed again, and other bits");
             }
