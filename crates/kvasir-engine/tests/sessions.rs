@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use kvasir_engine::*;
-use kvasir_kv::{CacheConfig, CacheKind, Token, build};
-use kvasir_sim::Toy;
+use kvasir_kv::{CacheConfig, CacheKind, StateConfig, Token, build};
+use kvasir_sim::{Toy, ToyShape};
 use kvasir_testkit::{
     Random,
     complete::{complete, complete_all, drain},
@@ -34,6 +34,7 @@ struct Coverage {
     evicted: u64,
     preempted: u64,
     accepted: u64,
+    pins_shared: u64,
 }
 
 struct Harness {
@@ -46,11 +47,27 @@ struct Harness {
     reported: BTreeMap<SessionId, u32>,
     /// The policy reserves slots for all that a request may write, so only admissions evict.
     reserves: bool,
+    shape: ToyShape,
+    /// The tokens of pinned prefixes, with their salts.
+    pins: BTreeMap<u64, (Vec<Token>, u64)>,
+}
+
+/// First session id of pins.
+const PINS: u64 = 1 << 32;
+
+/// A random pool of recurrent states.
+fn states(random: &mut Random) -> StateConfig {
+    StateConfig {
+        live: random.between(1, 5),
+        checkpoints: random.pick(&[0, 1, 3, 8, 64]),
+        tail_rows: random.between(2, 5),
+        interval: random.pick(&[0, 16]),
+    }
 }
 
 /// A random engine, its description, and whether its policy reserves slots for all that a request
 /// may write.
-fn engine(kind: CacheKind, random: &mut Random) -> (Engine<Toy>, String, bool) {
+fn engine(kind: CacheKind, shape: &ToyShape, random: &mut Random) -> (Engine<Toy>, String, bool) {
     let in_blocks = kind.is_block_based();
     let block = if in_blocks { [1, 2, 4, 16][random.below(4) as usize] } else { 1 };
     let slots = if random.below(2) == 0 { 96 } else { 1024 };
@@ -67,6 +84,7 @@ fn engine(kind: CacheKind, random: &mut Random) -> (Engine<Toy>, String, bool) {
         sharing,
         dummy: which == 3,
         max_sequences: 12,
+        states: shape.state.then(|| states(random)),
         ..CacheConfig::new(slots)
     };
     let limits =
@@ -78,9 +96,8 @@ fn engine(kind: CacheKind, random: &mut Random) -> (Engine<Toy>, String, bool) {
         now
     };
     let overlap = random.below(2) == 0;
-    let about =
-        format!("{kind}, block {block}, {slots} slots, sharing {sharing}, policy {which}, overlap {overlap}");
-    let engine = Engine::new(core, Toy::new(), clock).overlap(overlap);
+    let about = format!("{kind}, {config:?}, policy {which}, overlap {overlap}");
+    let engine = Engine::new(core, Toy::new().with_shape(shape.clone()), clock).overlap(overlap);
     // The rectangular policy verifies no drafts.
     match (which, random.below(3)) {
         (3, _) | (_, 0) => (engine, about, which != 0),
@@ -90,12 +107,12 @@ fn engine(kind: CacheKind, random: &mut Random) -> (Engine<Toy>, String, bool) {
 }
 
 impl Harness {
-    fn new(kind: CacheKind, seed: u64) -> Self {
+    fn new(kind: CacheKind, shape: ToyShape, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let (engine, about, reserves) = engine(kind, &mut random);
+        let (engine, about, reserves) = engine(kind, &shape, &mut random);
         let about = format!("seed {seed}: {about}");
-        let (conversations, reported) = (BTreeMap::new(), BTreeMap::new());
-        Self { engine, conversations, next: 1, random, about, reported, reserves }
+        let (conversations, reported, pins) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { engine, conversations, next: 1, random, about, reported, reserves, shape, pins }
     }
 
     fn begin(&mut self, conversation: Conversation) -> u64 {
@@ -139,8 +156,34 @@ impl Harness {
                 self.engine.core_mut().end_session(SessionId(key));
                 self.conversations.remove(&key);
             }
+            (5, Some(key)) if self.shape.state => self.cut(key),
+            (6, Some(_)) if self.shape.state => self.fork_pin(seen),
             (_, Some(key)) => self.go_on(key),
         }
+    }
+
+    /// Cuts a range out of a conversation of a recurrent model, which truncates what is retained.
+    fn cut(&mut self, key: u64) {
+        let conversation = self.conversations.get_mut(&key).unwrap();
+        let len = conversation.tokens.len() as u32;
+        let from = self.random.between(0, len - 1);
+        let to = self.random.between(from, len);
+        if to - from < len {
+            conversation.tokens.drain(from as usize..to as usize);
+            self.engine.core_mut().cut_session(SessionId(key), from..to);
+            assert!(self.engine.core().retained_len(SessionId(key)) <= len - (to - from));
+        }
+    }
+
+    /// Begins a conversation with the tokens of a pinned prefix.
+    fn fork_pin(&mut self, seen: &mut Coverage) {
+        let Some((&pin, (tokens, salt))) = self.pins.last_key_value() else { return };
+        let (tokens, salt) = (tokens.clone(), *salt);
+        let len = tokens.len() as u32;
+        let into = self.begin(Conversation { tokens, salt, expected: None });
+        let got = self.engine.core_mut().fork_session(SessionId(pin), SessionId(into), len);
+        assert!(got <= len && got == self.engine.core().retained_len(SessionId(into)));
+        seen.pins_shared += u64::from(got > 0);
     }
 
     fn go_on(&mut self, key: u64) {
@@ -156,8 +199,18 @@ impl Harness {
             session: Some(SessionId(key)),
             ..Params::default()
         };
-        conversation.expected = Some(Toy::alone(&conversation.tokens, max_tokens, false));
-        let request = Request { tag: key, prompt: conversation.tokens.clone(), params };
+        conversation.expected = Some(self.shape.alone(&conversation.tokens, max_tokens, false));
+        let prompt = conversation.tokens.clone();
+        let mut request = Request { tag: key, prompt, params };
+        if self.shape.state {
+            let (len, pin) = (request.prompt.len() as u32, PINS + self.pins.len() as u64);
+            request.params.marks = vec![self.random.between(0, len), len];
+            let pinned = self.random.between(1, len);
+            if self.random.chance(20) {
+                self.pins.insert(pin, (request.prompt[..pinned as usize].to_vec(), request.params.salt));
+                request.params.pins.push(Pin { session: SessionId(pin), len: pinned });
+            }
+        }
         self.engine.add_request(request).unwrap();
     }
 
@@ -170,7 +223,9 @@ impl Harness {
         self.engine.release_free_memory();
         let evicts = before.iter().zip(retained(&self.engine)).any(|(before, after)| after < *before);
         let admits = !self.engine.core().record().admitted.is_empty();
-        assert!(!evicts || admits || !self.reserves, "{}: a step without admissions evicts", self.about);
+        // A pool of checkpoints limits the number of sessions.
+        let may_evict = admits || !self.reserves || self.shape.state;
+        assert!(!evicts || may_evict, "{}: a step without admissions evicts", self.about);
         assert_eq!(self.engine.executor().violations().first(), None, "{}", self.about);
         self.engine.core().check_invariants().unwrap_or_else(|why| panic!("{}: {why}", self.about));
         let outbox = self.engine.core_mut().outbox();
@@ -219,19 +274,23 @@ impl Harness {
                 self.about
             );
         }
-        let keys: Vec<u64> = self.conversations.keys().copied().collect();
+        let keys: Vec<u64> = self.conversations.keys().chain(self.pins.keys()).copied().collect();
         keys.iter().for_each(|key| self.engine.core_mut().end_session(SessionId(*key)));
         self.engine.core().check_invariants().unwrap();
         let usage = self.engine.core().cache().usage();
         let all = self.engine.core().cache().shape().capacity;
         assert_eq!((usage.available(), usage.held, usage.leased), (all, 0, 0), "{}", self.about);
+        let shape = self.engine.core().cache().shape();
+        if let (Some(group), Some(states)) = (shape.groups.states(), shape.states) {
+            assert_eq!(self.engine.core().cache().usage_of(group).free, states.live, "{}", self.about);
+        }
     }
 }
 
-fn run(kind: CacheKind, seeds: std::ops::Range<u64>) -> Coverage {
+fn run(kind: CacheKind, shape: &ToyShape, seeds: std::ops::Range<u64>) -> Coverage {
     let mut seen = Coverage::default();
     for seed in seeds {
-        let mut harness = Harness::new(kind, seed);
+        let mut harness = Harness::new(kind, shape.clone(), seed);
         for _ in 0..60 {
             harness.act(&mut seen);
             for _ in 0..harness.random.below(4) {
@@ -243,11 +302,27 @@ fn run(kind: CacheKind, seeds: std::ops::Range<u64>) -> Coverage {
     seen
 }
 
+fn seeds() -> u64 {
+    std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(150)
+}
+
+#[test]
+fn turns_of_recurrent_models_equal_their_conversations_run_alone() {
+    let shape = ToyShape { windows: vec![5], state: true };
+    for &kind in CacheKind::ALL {
+        let seen = run(kind, &shape, 0..seeds());
+        println!("{kind}: {seen:?}");
+        let forks = !kind.holds_one_sequence();
+        assert!(seen.turns > 1000 && seen.retained_hits > if forks { 80 } else { 10 }, "{kind}: {seen:?}");
+        assert_eq!((seen.forks_shared > 20, seen.pins_shared > 5), (forks, forks), "{kind}: {seen:?}");
+        assert!(seen.accepted > 2, "{kind}: {seen:?}");
+    }
+}
+
 #[test]
 fn every_session_turn_equals_its_conversation_run_alone() {
-    let count = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(150);
     for &kind in CacheKind::ALL {
-        let seen = run(kind, 0..count);
+        let seen = run(kind, &ToyShape::default(), 0..seeds());
         println!("{kind}: {seen:?}");
         let forks = !kind.holds_one_sequence();
         // A single-sequence cache retains only the last session.

@@ -13,7 +13,7 @@ use crate::speculation::Speculation;
 use kvasir_cpu::KvType;
 use kvasir_engine::{ConfigError, Core, Engine, EngineConfig, Facts, GroupFacts, Params, Request, Resolved};
 use kvasir_exec::Executor;
-use kvasir_kv::{Rings, Token, build};
+use kvasir_kv::{Rings, Token};
 use std::{fmt::Display, time::Instant};
 
 /// Error text for generation with an encoder, to follow the name of the model.
@@ -186,6 +186,10 @@ impl Speculation {
             let reason = "its decode rows have one token each";
             return Err(conflict("policy", &engine.core().policy(), &reason).into());
         }
+        if self.proposes_trees() && engine.core().cache().shape().states.is_some() {
+            let reason = "a state covers one path of the tree; propose chains (topk=1)";
+            return Err(ConfigError::recurrent_layers(("speculation", self), reason).into());
+        }
         let engine = match self.drafter() {
             Some(drafter) => engine.draft(drafter),
             None => engine.draft_in_executor(shape.depth, shape.nodes, self.proposes_trees()),
@@ -212,7 +216,7 @@ impl Model {
         let kv = options.kv.or(prefix.map(SharedPrefix::kv));
         let facts = self.loaded.facts_for(Some(DEFAULT_SLOTS), kv.unwrap_or(self.loaded.kv()));
         let resolved = options.engine.resolve(&facts)?;
-        let own = build(resolved.kind, &resolved.cache).map_err(|e| Error::invalid("cache", e))?;
+        let own = resolved.build_cache()?;
         let cache = match prefix {
             Some(prefix) => Box::new(prefix.frozen().under(own).map_err(|e| Error::invalid("cache", e))?),
             None => own,

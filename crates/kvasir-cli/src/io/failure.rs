@@ -71,6 +71,8 @@ impl fmt::Display for Failure {
 fn flag(parameter: &str) -> String {
     match parameter {
         "speculation" => "--spec".into(),
+        // No option of the command line.
+        "recurrent_layers" => "recurrent layers".into(),
         _ => format!("--{}", parameter.replace('_', "-")),
     }
 }

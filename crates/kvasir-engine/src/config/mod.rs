@@ -12,6 +12,7 @@ pub(crate) mod error;
 pub(crate) mod facts;
 pub(crate) mod memory_division;
 pub(crate) mod policy;
+pub(crate) mod recurrent_layers;
 pub(crate) mod resolve;
 
 use crate::config::error::ConfigError;

@@ -35,11 +35,17 @@ pub struct Resolved {
 impl Resolved {
     /// Builds the cache and the core over it.
     pub fn core(&self) -> Result<Core, ConfigError> {
+        Ok(self.core_over(self.build_cache()?))
+    }
+
+    /// Builds the cache.
+    pub fn build_cache(&self) -> Result<Box<dyn Cache>, ConfigError> {
+        self.check_recurrent_layers()?;
         let refused = |error| {
             let reason = format!("is no capacity of a {} cache: {error}", self.kind);
             ConfigError::invalid("kv_capacity", &self.cache.capacity, reason)
         };
-        Ok(self.core_over(build(self.kind, &self.cache).map_err(refused)?))
+        build(self.kind, &self.cache).map_err(refused)
     }
 
     /// Builds the core over a cache of this configuration, such as one behind a shared prefix.

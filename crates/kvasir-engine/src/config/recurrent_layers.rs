@@ -1,0 +1,54 @@
+//! Parameters that exclude recurrent layers, whose states are one value per sequence.
+
+use crate::config::error::{ConfigError, ensure};
+use crate::config::resolve::Resolved;
+
+impl Resolved {
+    /// Refuses what the cache of a model with recurrent layers does not support, by name.
+    pub(super) fn check_recurrent_layers(&self) -> Result<(), ConfigError> {
+        ensure(self.cache.states.is_none() || self.cache.rings.is_none(), || {
+            let reason = "ring buffers overwrite rows that a sequence computes again after it returns to a \
+                          checkpoint";
+            ConfigError::recurrent_layers(("rings", &"on"), reason)
+        })
+    }
+}
+
+impl ConfigError {
+    /// Reports a value that excludes the recurrent layers of the model.
+    pub fn recurrent_layers(
+        argument: (&'static str, &dyn std::fmt::Display),
+        reason: impl Into<String>,
+    ) -> Self {
+        Self::conflict(argument, ("recurrent_layers", &"of the model"), reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::EngineConfig;
+    use crate::config::resolve::Facts;
+    use kvasir_kv::{CacheKind, StateConfig};
+
+    #[test]
+    fn ring_buffers_are_refused_beside_recurrent_layers() {
+        let facts = Facts {
+            max_model_len: 4096,
+            slots: 4096,
+            windows: vec![64],
+            has_rings: true,
+            is_cpu: true,
+            ..Facts::default()
+        };
+        let config =
+            EngineConfig { cache: Some(CacheKind::Contiguous), rings: true, ..EngineConfig::default() };
+        let mut resolved = config.resolve(&facts).unwrap();
+        assert!(resolved.core().is_ok());
+        resolved.cache.states = Some(StateConfig { live: 1, checkpoints: 4, tail_rows: 0, interval: 0 });
+        let Err(error) = resolved.core() else { panic!("rings and states are accepted") };
+        let message = error.to_string();
+        assert!(message.contains("rings on") && message.contains("recurrent_layers"), "{message}");
+        resolved.cache.rings = None;
+        assert_eq!(resolved.core().unwrap().cache().shape().states, resolved.cache.states);
+    }
+}

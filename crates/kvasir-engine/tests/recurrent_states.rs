@@ -1,0 +1,201 @@
+//! Models with recurrent states on the toy device: limits of live states, checkpoints at marks, what
+//! is refused, and failures of steps that store checkpoints. `tests/toy` and `tests/sessions.rs` run
+//! random workloads.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+use kvasir_engine::*;
+use kvasir_exec::{Executor, Step};
+use kvasir_kv::{Cache, CacheConfig, CacheError, CacheKind, StateConfig, Token, build};
+use kvasir_sim::{Toy, ToyShape};
+use kvasir_testkit::complete::{complete, drain};
+
+const STATES: StateConfig = StateConfig { live: 2, checkpoints: 8, tail_rows: 3, interval: 0 };
+const SHAPE: ToyShape = ToyShape { windows: Vec::new(), state: true };
+const BLOCK: u32 = 4;
+
+fn cache(kind: CacheKind, states: StateConfig) -> Box<dyn Cache> {
+    let block_size = if kind.is_block_based() { BLOCK } else { 1 };
+    let config = CacheConfig { block_size, states: Some(states), ..CacheConfig::new(512) };
+    build(kind, &config).unwrap()
+}
+
+fn core(kind: CacheKind, states: StateConfig) -> Core {
+    let policy = Box::new(Chunked::new(16, Mixing::Off));
+    Core::new(Limits::default(), Order::Fcfs, policy, cache(kind, states))
+}
+
+fn engine(kind: CacheKind, states: StateConfig) -> Engine<Toy> {
+    Engine::new(core(kind, states), Toy::new().with_shape(SHAPE), || 0)
+}
+
+fn tokens(first: Token, count: u32) -> Vec<Token> {
+    (0..count).map(|i| first + i % 7).collect()
+}
+
+fn request(prompt: Vec<Token>, max_tokens: u32) -> Request {
+    Request { tag: 1, prompt, params: Params { max_tokens, ignore_eos: true, ..Params::default() } }
+}
+
+/// Completes a request, compares its answer, and returns the number of cached tokens.
+fn cached(engine: &mut Engine<Toy>, request: Request) -> u32 {
+    let expected = SHAPE.alone(&request.prompt, request.params.max_tokens, true);
+    let done = complete(engine, request);
+    assert_eq!(done.tokens, expected);
+    assert_eq!(engine.executor().violations().first(), None);
+    engine.core().check_invariants().unwrap();
+    done.summary.cached
+}
+
+#[test]
+fn requests_wait_for_a_live_state() {
+    let mut core = core(CacheKind::Radix, StateConfig { live: 1, ..STATES });
+    let ids = [100, 200].map(|first| core.add(request(tokens(first, 9), 4), 0).unwrap());
+    let step = core.schedule(0).unwrap();
+    assert_eq!((step.batch.rows.len(), core.counts()), (1, (1, 1)));
+    assert_eq!(core.reason(ids[1]), Some(DeferReason::NoStateSlot));
+    core.abort(ids[0], 0);
+    assert!(core.schedule(0).is_none(), "the step in flight names the state");
+    assert_eq!(core.reason(ids[1]), Some(DeferReason::NoStateSlot));
+}
+
+#[test]
+fn prompts_hit_marks_and_points_of_divergence() {
+    let mut engine = engine(CacheKind::Radix, STATES);
+    let diverging = |first: Token| [tokens(100, 40), tokens(first, 12)].concat();
+    let mut first = request(diverging(200), 4);
+    first.params.marks = vec![33];
+    assert_eq!(cached(&mut engine, first), 0);
+    assert_eq!(cached(&mut engine, request(diverging(200), 4)), 48, "the end of the prompt");
+    assert_eq!(cached(&mut engine, request(diverging(300), 4)), 32, "the mark");
+    assert_eq!(cached(&mut engine, request(diverging(400), 4)), 40, "the point of divergence");
+}
+
+#[test]
+fn a_passed_mark_is_found_before_the_prompt_is_computed() {
+    let mut core = core(CacheKind::Radix, STATES);
+    let mut long = request(tokens(100, 64), 4);
+    long.params.marks = vec![16];
+    core.add(long, 0).unwrap();
+    let mut toy = Toy::new().with_shape(SHAPE);
+    run(&mut core, &mut toy);
+    let sharing = core.add(request([tokens(100, 16), tokens(300, 4)].concat(), 4), 0).unwrap();
+    while core.sequence(sharing).is_some_and(|sequence| sequence.timings().admitted.is_none()) {
+        run(&mut core, &mut toy);
+    }
+    assert_eq!(core.sequence(sharing).unwrap().hit(), 16);
+}
+
+#[test]
+fn retained_sessions_use_at_most_half_of_the_checkpoints() {
+    for kind in [CacheKind::Cells, CacheKind::Radix] {
+        let mut engine = engine(kind, StateConfig { checkpoints: 6, ..STATES });
+        let of_session = |session: u32| {
+            let mut request = request(tokens(100 * session, 21), 4);
+            request.params.session = Some(SessionId(session.into()));
+            request
+        };
+        (1..=9).for_each(|session| _ = cached(&mut engine, of_session(session)));
+        let core = engine.core();
+        let retained: Vec<u64> = (1..=9).filter(|n| core.retained_len(SessionId(*n)) > 0).collect();
+        assert_eq!(retained, [7, 8, 9], "{kind}");
+        let group = core.cache().shape().groups.states().unwrap();
+        assert_eq!(core.cache().usage_of(group).free, STATES.live, "{kind}: they hold no live state");
+        let turn = |session: u32| {
+            let answer = SHAPE.alone(&tokens(100 * session, 21), 4, true);
+            let mut request = of_session(session);
+            request.prompt.extend(answer.into_iter().chain(tokens(50, 5)));
+            request
+        };
+        assert_eq!(cached(&mut engine, turn(8)), 24, "{kind}");
+    }
+}
+
+#[test]
+fn what_recurrent_states_exclude_is_refused() {
+    struct Trees;
+    impl Drafter for Trees {
+        fn width(&self) -> u32 {
+            4
+        }
+        fn proposes_trees(&self) -> bool {
+            true
+        }
+        fn propose(&mut self, _: &Sequence, _: &mut Proposal) {}
+    }
+    for &kind in CacheKind::ALL {
+        let mut engine = engine(kind, STATES);
+        let transfer = engine.kv_layout().unwrap_err().to_string();
+        assert!(transfer.contains("recurrent") || !kind.is_block_based(), "{transfer}");
+        if !kind.holds_one_sequence() {
+            assert_eq!(engine.core().cut_obstacle(), Some(CutObstacle::RecurrentState));
+        }
+        let Err(trees) = engine.draft(Box::new(Trees)) else { panic!("{kind} takes trees") };
+        assert!(matches!(trees, CacheError::NoCapability { .. }), "{trees}");
+    }
+}
+
+#[test]
+fn a_preempted_request_resumes_at_a_checkpoint() {
+    let mut engine = engine(CacheKind::Paged, STATES);
+    let id = engine.add_request(request(tokens(100, 18), 20)).unwrap();
+    while engine.core().sequence(id).unwrap().outputs_len() < 9 {
+        engine.step().unwrap();
+    }
+    assert!(engine.core_mut().preempt(id));
+    while engine.core().sequence(id).unwrap().status() == Status::Waiting {
+        engine.step().unwrap();
+    }
+    assert_eq!(engine.core().sequence(id).unwrap().hit(), 24, "26 tokens were computed");
+    drain(&mut engine);
+    let outbox = engine.core_mut().outbox();
+    let answer: Vec<Token> = outbox.iter().flat_map(|output| output.tokens).copied().collect();
+    assert_eq!(answer, SHAPE.alone(&tokens(100, 18), 20, true));
+}
+
+/// Schedules and submits a step, and returns its ticket.
+fn submit(core: &mut Core, toy: &mut Toy) -> u64 {
+    let step = core.schedule(0).unwrap();
+    core.take_binds().for_each(|(row, spec)| toy.bind(row, spec));
+    toy.submit(step).unwrap_or_else(|refused| panic!("{:?}", refused.error))
+}
+
+/// Waits for a step and commits it.
+fn commit(core: &mut Core, toy: &mut Toy, ticket: u64) -> Box<Step> {
+    let (step, result) = toy.wait(ticket);
+    core.postprocess(&step, &result, 0);
+    step
+}
+
+/// Runs one step.
+fn run(core: &mut Core, toy: &mut Toy) {
+    let ticket = submit(core, toy);
+    commit(core, toy, ticket);
+}
+
+/// The step that feeds the token after accepted drafts stores a checkpoint among the drafts, which are
+/// computed already. If it fails, no request may find that checkpoint.
+#[test]
+fn checkpoints_of_a_failed_step_are_not_found() {
+    let mut core = core(CacheKind::Radix, STATES);
+    core.set_spec_steps(3);
+    let prompt = tokens(100, 9);
+    let answer = SHAPE.alone(&prompt, 10, true);
+    let id = core.add(request(prompt, 10), 0).unwrap();
+    let mut toy = Toy::new().with_shape(SHAPE);
+    run(&mut core, &mut toy);
+    core.set_drafts(id, &Proposal { tokens: answer[1..4].to_vec(), ..Proposal::default() });
+    run(&mut core, &mut toy);
+    assert_eq!(core.sequence(id).unwrap().computed(), 13);
+    let ticket = submit(&mut core, &mut toy);
+    core.preempt(id);
+    toy.fail_next(false);
+    let failed = commit(&mut core, &mut toy, ticket);
+    assert_eq!(failed.plan.states.saves.len(), 1, "at position 12");
+    run(&mut core, &mut toy);
+    assert_eq!(core.sequence(id).unwrap().hit(), 8, "the end of the prompt");
+    while !core.is_idle() {
+        run(&mut core, &mut toy);
+    }
+    let outputs: Vec<Token> = core.outbox().iter().flat_map(|output| output.tokens).copied().collect();
+    assert_eq!((outputs, toy.violations().first()), (answer, None));
+}
