@@ -27,7 +27,7 @@ impl ConfigError {
 #[cfg(test)]
 mod tests {
     use crate::config::EngineConfig;
-    use crate::config::resolve::Facts;
+    use crate::config::facts::Facts;
     use kvasir_kv::{CacheKind, StateConfig};
 
     #[test]
