@@ -85,6 +85,7 @@ pub use crate::contract::plan::Plan;
 pub use crate::contract::plan_table::PlanTable;
 pub use crate::contract::rings::Rings;
 pub use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment, SlotCopy};
+pub use crate::contract::short_hit::ShortHit;
 pub use crate::contract::span::Span;
 pub use crate::contract::state_section::{StateRow, StateSave, StateSection};
 pub use crate::contract::usage::{BlockUse, PoolUsage};

@@ -5,6 +5,7 @@
 //! but still findable, evictable), *free*. `HashIndex` (paged) and `RadixIndex` (radix) implement
 //! it. An index must not know sequences, steps or reference counts.
 
+use crate::blocks::miss_history::{Miss, MissReason};
 use crate::blocks::unpublished_anchors::UnpublishedAnchors;
 use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Token};
@@ -100,6 +101,8 @@ pub trait Index: Send {
     /// Finds the longest cached prefix of `tokens` in whole blocks, at most `limit`; appends its
     /// blocks to `found`. Counts as a use for the eviction order.
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found;
+    /// Why [`Index::find`] did not find the block behind a hit. Hashes that block.
+    fn explain(&mut self, miss: Miss<'_>) -> MissReason;
     /// Publishes blocks. Writes to `canonical` what the leading part of the table should be: where
     /// equal content was cached before, an index may name that block instead (deduplication).
     /// Returns how many leading blocks are findable now.

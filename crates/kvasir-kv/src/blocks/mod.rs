@@ -29,6 +29,7 @@ pub(crate) mod import;
 pub(crate) mod index;
 pub(crate) mod leased_copies;
 pub(crate) mod ledger;
+pub(crate) mod miss_history;
 pub(crate) mod paged;
 pub(crate) mod pending;
 pub(crate) mod plan;
@@ -45,6 +46,7 @@ pub(crate) mod victims;
 
 pub use crate::blocks::index::{Found, Index, Offer, Unpinned};
 pub use crate::blocks::ledger::Ledger;
+pub use crate::blocks::miss_history::{Miss, MissReason};
 use crate::blocks::queue::BlockQueue;
 pub use crate::blocks::queue::FreeOrder;
 

@@ -7,6 +7,7 @@
 
 use crate::blocks::BlockCache;
 use crate::blocks::index::{Index, Offer};
+use crate::blocks::miss_history::Miss;
 use crate::contract::capabilities::{Anchors, Hit, Lookup, Prefix};
 use crate::contract::error::CacheError;
 use crate::contract::group::Anchor;
@@ -118,10 +119,22 @@ impl<I: Index> BlockCache<I> {
             return Hit::default();
         }
         // The last token is always computed, because its logits are needed.
-        let most = tokens.len().saturating_sub(1).min(limit as usize) as u32 / self.config.block_size;
-        let found = self.ledger.index.find(tokens, salt, most, &mut self.found);
-        let slots = |blocks: u32| blocks * self.config.block_size;
-        Hit { tokens: slots(found.blocks), evictable: slots(found.evictable), lookup: Lookup::default() }
+        let block_size = self.config.block_size;
+        let most = tokens.len().saturating_sub(1).min(limit as usize) as u32 / block_size;
+        let index = &mut self.ledger.index;
+        let found = index.find(tokens, salt, most, &mut self.found);
+        let reason = (found.blocks < most).then(|| {
+            let next = (found.blocks * block_size) as usize..((found.blocks + 1) * block_size) as usize;
+            index.explain(Miss { parent: self.found.last().copied(), salt, tokens: &tokens[next] })
+        });
+        Hit {
+            tokens: found.blocks * block_size,
+            evictable: found.evictable * block_size,
+            matched: found.blocks * block_size,
+            short: reason.map(|reason| reason.short),
+            other_salt: reason.map_or(0, |reason| reason.other_salt),
+            lookup: Lookup::default(),
+        }
     }
 
     /// Publishes a sequence's blocks `from .. to` as far as they are full, retired and without

@@ -13,6 +13,7 @@ use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Position, SeqId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::section::SlotCopy;
+use crate::contract::short_hit::ShortHit;
 use crate::contract::usage::BlockUse;
 use serde::{Deserialize, Serialize};
 
@@ -126,6 +127,18 @@ pub struct Hit {
     /// Slots of the hit that are unreferenced now: attaching takes them out of
     /// `PoolUsage::evictable`.
     pub evictable: u32,
+    /// Leading tokens whose K and V are cached in the layer group that has the most, in whole
+    /// blocks: more than `tokens` if another group has no data for all of them.
+    #[serde(default)]
+    pub matched: u32,
+    /// Why `tokens` is less than all whole blocks of the prompt, its last token excluded; `None` if
+    /// it is not, or only for the `limit` of [`Prefix::attach`].
+    #[serde(default)]
+    pub short: Option<ShortHit>,
+    /// With [`ShortHit::OtherKey`], a salt under which the next block is cached; else 0. Not for
+    /// the eyes of other tenants.
+    #[serde(skip)]
+    pub other_salt: u64,
     /// Ticket of this lookup, for [`Prefix::attach`].
     #[serde(skip)]
     pub lookup: Lookup,
@@ -149,7 +162,8 @@ impl Eq for Lookup {}
 pub trait Prefix {
     /// Looks up the longest cached prefix of `tokens`, at most all but the last token, whose logits
     /// are needed. `salt` isolates tenants. Allocates and evicts nothing, but counts as a use for
-    /// the eviction order. Linear in the tokens found.
+    /// the eviction order. Linear in the tokens found. A hit that ends before the last whole block
+    /// says why (`Hit::short`).
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit;
     /// Attaches the longest cached prefix of `tokens`, at most `limit` tokens, to `seq`, which must
     /// be empty (`CopyOverlaps`); its length is then the hit. If `lookup` is the newest lookup, of

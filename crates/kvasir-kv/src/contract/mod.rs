@@ -17,6 +17,7 @@ pub(crate) mod plan;
 pub(crate) mod plan_table;
 pub(crate) mod rings;
 pub(crate) mod section;
+pub(crate) mod short_hit;
 pub(crate) mod span;
 pub(crate) mod state_section;
 pub(crate) mod usage;

@@ -66,6 +66,19 @@ impl Grouped {
         if floor == to { Ok(()) } else { Err(CacheError::NoCheckpoint { to, nearest: floor }) }
     }
 
+    /// The hit of the primary cache with the reason why only `usable` tokens of it can be used.
+    /// `self.anchors` are those of its blocks, up to a limit of the caller.
+    fn explained(&self, matched: Hit, usable: u32) -> Hit {
+        let block_size = self.shape.block_size;
+        let behind = &self.anchors[(usable / block_size) as usize..];
+        if !behind.is_empty() {
+            let short = Some(self.states.miss_reason(behind));
+            return Hit { short, other_salt: 0, ..matched };
+        }
+        let is_limited = usable < matched.tokens;
+        Hit { short: if is_limited { None } else { matched.short }, ..matched }
+    }
+
     /// Completes a copy of `src` up to `upto`, which the primary has made in `dst`: shares the
     /// checkpoints and truncates `dst` to the last one.
     fn share_states(&mut self, src: SeqId, dst: SeqId, upto: Position) -> Result<(), CacheError> {
@@ -148,12 +161,14 @@ impl Prefix for Grouped {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
         let matched = self.match_prompt(tokens, salt).unwrap_or_default();
         let usable = self.states.usable_blocks(&self.anchors) * self.shape.block_size;
+        let explained = self.explained(matched, usable);
         match self.primary.prefix() {
             // A second lookup, of the usable prefix, counts its evictable slots.
             Ok(prefix) if usable < matched.tokens => {
-                prefix.lookup(tokens.get(..usable as usize + 1).unwrap_or(tokens), salt)
+                let hit = prefix.lookup(tokens.get(..usable as usize + 1).unwrap_or(tokens), salt);
+                Hit { tokens: hit.tokens, evictable: hit.evictable, lookup: hit.lookup, ..explained }
             }
-            _ => matched,
+            _ => explained,
         }
     }
 
@@ -173,11 +188,12 @@ impl Prefix for Grouped {
         let block_size = self.shape.block_size;
         self.anchors.truncate((limit / block_size) as usize);
         let usable = self.states.usable_blocks(&self.anchors) * block_size;
+        let explained = self.explained(matched, usable);
         let hit = self.primary.prefix()?.attach(seq, tokens, salt, usable, matched.lookup)?;
         self.anchors.truncate((hit.tokens / block_size) as usize);
         self.states.attach(seq, &self.anchors);
         self.states.mark(seq, &[matched.tokens])?;
-        Ok(hit)
+        Ok(Hit { tokens: hit.tokens, evictable: hit.evictable, lookup: hit.lookup, ..explained })
     }
 
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {

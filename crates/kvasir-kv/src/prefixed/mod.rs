@@ -136,7 +136,8 @@ impl<C: Cache + ?Sized> Prefixed<C> {
     }
 
     fn above(&self, hit: Hit) -> Hit {
-        Hit { tokens: hit.tokens + self.shape.base, ..hit }
+        let base = self.shape.base;
+        Hit { tokens: hit.tokens + base, matched: hit.matched + base, ..hit }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::blocks::BlockConfig;
 use crate::blocks::event_log::EventLog;
 use crate::blocks::hash::{BlockHashMap, hash_with, root_hash};
 use crate::blocks::index::{Found, Index, Offer};
+use crate::blocks::miss_history::{Miss, MissHistory, MissReason, NewBlock};
 use crate::blocks::paged::announced::{Announced, PublishedBlock, ROOT};
 use crate::blocks::paged::lru::Lru;
 use crate::blocks::unpublished_anchors::UnpublishedAnchors;
@@ -83,6 +84,7 @@ pub struct HashIndex {
     announced: Option<Box<Announced>>,
     /// Anchors whose content no published block holds any more.
     unpublished: UnpublishedAnchors,
+    history: MissHistory,
 }
 
 impl HashIndex {
@@ -112,6 +114,7 @@ impl HashIndex {
             words: Vec::new(),
             announced: None,
             unpublished: UnpublishedAnchors::default(),
+            history: MissHistory::new(shared),
         })
     }
 
@@ -181,7 +184,7 @@ impl HashIndex {
         self.published += 1;
     }
 
-    /// Forgets the content of a block.
+    /// Evicts a published block: forgets its content.
     fn unlink(&mut self, block: BlockId) {
         let content = std::mem::take(&mut self.contents[block as usize]);
         // Blocks of equal content are adjacent in the linked list.
@@ -203,6 +206,7 @@ impl HashIndex {
             self.contents[content.after as usize].before = content.before;
         }
         self.published -= 1;
+        self.history.on_evict(block);
         if let Some(announced) = &mut self.announced {
             announced.on_unpublish(content.number);
         }
@@ -297,6 +301,11 @@ impl Index for HashIndex {
         Found { blocks: found.len() as u32, evictable }
     }
 
+    fn explain(&mut self, miss: Miss<'_>) -> MissReason {
+        // A block whose parent was evicted stays published, but its parent's number is gone.
+        self.history.explain(miss, |hash| self.heads.contains_key(&hash))
+    }
+
     fn publish(&mut self, offer: Offer<'_>, _canonical: &mut Vec<BlockId>) -> u32 {
         let from = offer.from;
         let mut end = match from.checked_sub(1).map(|before| self.contents[offer.table[before] as usize]) {
@@ -338,6 +347,8 @@ impl Index for HashIndex {
             let content =
                 Content { number, parent: end.number, salt: offer.salt, hash, ..Content::default() };
             self.link(block, content, twin);
+            let parent = at.checked_sub(1).map(|before| offer.table[before]);
+            self.history.on_publish(NewBlock { block, parent, salt: offer.salt, tokens, hash: Some(hash) });
             if let Some(announced) = &mut self.announced {
                 let parent_hash = end.hash.filter(|_| end.number != ROOT);
                 let (parent, salt) = (end.number, offer.salt);
@@ -370,6 +381,7 @@ impl Index for HashIndex {
         self.contents.fill(Content::default());
         self.heads.clear();
         self.published = 0;
+        self.history.on_forget();
         if let Some(announced) = &mut self.announced {
             announced.on_forget();
         }
@@ -427,73 +439,4 @@ impl Index for HashIndex {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::blocks::paged::index::*;
-    use crate::shared::tail_buffered::TailBuffered;
-
-    /// A hash under which everything collides.
-    fn weak(_: Option<u64>, _: &[Token], _: &mut Vec<u64>) -> u64 {
-        7
-    }
-
-    fn index(blocks: u32, hash: HashFn) -> HashIndex {
-        let config = BlockConfig { block_size: 2, blocks, ..BlockConfig::default() };
-        HashIndex::with_hash(&config, hash).unwrap()
-    }
-
-    fn leave(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
-        let mut table = Vec::new();
-        index.take_all(tokens.len() as u32 / 2, |run| table.extend(run));
-        let offered = TailBuffered::new(table.clone());
-        index.publish(Offer { table: &offered, tokens, salt, from: 0 }, &mut Vec::new());
-        table
-    }
-
-    fn find(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
-        let mut found = Vec::new();
-        index.find(tokens, salt, u32::MAX, &mut found);
-        found
-    }
-
-    #[test]
-    fn a_collision_never_gives_another_prefix() {
-        let mut index = index(16, weak);
-        let a = leave(&mut index, &[1, 1, 7, 7], 0);
-        let b = leave(&mut index, &[2, 2, 7, 7, 8, 8], 0);
-        let other_tenant = leave(&mut index, &[1, 1, 7, 7], 5);
-        // The second blocks and all hashes are equal; the preceding tokens are not.
-        assert_eq!(find(&mut index, &[1, 1, 7, 7, 8, 8], 0), a);
-        assert_eq!(find(&mut index, &[2, 2, 7, 7, 8, 8], 0), b);
-        assert_eq!(find(&mut index, &[1, 1, 7, 7], 5), other_tenant);
-        assert_eq!(find(&mut index, &[7, 7], 0), [0; 0]);
-        assert_eq!(find(&mut index, &[3, 3, 7, 7], 0), [0; 0]);
-        index.check(&|block| block < 7).unwrap();
-    }
-
-    #[test]
-    fn equal_blocks_are_interchangeable() {
-        let mut index = index(8, hash_with);
-        let (a, b) = (leave(&mut index, &[1, 2, 3, 4], 0), leave(&mut index, &[1, 2, 3, 4], 0));
-        assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), a);
-        // The second block of `a` is evicted; the second block of `b` follows the same content.
-        index.release(a[1]);
-        assert_eq!(index.evict(1), 1);
-        assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), [a[0], b[1]]);
-        index.release(a[0]);
-        assert_eq!(index.evict(1), 1);
-        assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), b);
-        index.check(&|block| b.contains(&block)).unwrap();
-    }
-
-    #[test]
-    fn forged_collisions_are_bounded() {
-        let mut index = index(100, weak);
-        let tables: Vec<_> = (0..100).map(|n| leave(&mut index, &[n, n], 0)).collect();
-        assert_eq!(index.published() as usize, MAX_PROBES);
-        let found = (0..100).filter(|&n| !find(&mut index, &[n, n], 0).is_empty()).count();
-        assert_eq!(found, MAX_PROBES);
-        tables.into_iter().flatten().for_each(|block| index.release(block));
-        assert_eq!((index.free() + index.evictable(), index.evictable() as usize), (100, MAX_PROBES));
-        index.check(&|_| false).unwrap();
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@
 
 use crate::blocks::BlockConfig;
 use crate::blocks::index::{Found, Index, Offer, Unpinned};
+use crate::blocks::miss_history::{Miss, MissHistory, MissReason, NewBlock};
 use crate::blocks::queue::BlockQueue;
 use crate::blocks::radix::page_nodes::PageNodes;
 use crate::blocks::radix::tree::{NodeId, RadixTree, Reached};
@@ -35,6 +36,7 @@ pub struct RadixIndex {
     pages: Vec<BlockId>,
     /// Anchors of pages that left the tree.
     unpublished: UnpublishedAnchors,
+    history: MissHistory,
 }
 
 impl RadixIndex {
@@ -53,6 +55,7 @@ impl RadixIndex {
             free,
             pages: Vec::new(),
             unpublished: UnpublishedAnchors::default(),
+            history: MissHistory::new(if config.sharing { bound } else { 0 }),
         })
     }
 
@@ -186,6 +189,11 @@ impl Index for RadixIndex {
         Found { blocks: reached.tokens / self.page, evictable: reached.evictable / self.page }
     }
 
+    fn explain(&mut self, miss: Miss<'_>) -> MissReason {
+        // Leaves are evicted first, so lookups reach every page of the tree.
+        self.history.explain(miss, |_| false)
+    }
+
     fn publish(&mut self, offer: Offer<'_>, canonical: &mut Vec<BlockId>) -> u32 {
         let root = self.tree.root(offer.salt);
         let reached = self.walk(root, offer.tokens, canonical);
@@ -197,11 +205,16 @@ impl Index for RadixIndex {
         let fresh = self.page_nodes.outside(&self.pages);
         let pages = &self.pages[..fresh];
         let at = there * self.page as usize..(there + fresh) * self.page as usize;
-        let Some(leaf) = self.tree.add_leaf(reached.node, &offer.tokens[at], pages) else {
+        let Some(leaf) = self.tree.add_leaf(reached.node, &offer.tokens[at.clone()], pages) else {
             self.tree.drop_bare_root(offer.salt);
             return there as u32;
         };
         self.page_nodes.put(leaf, pages);
+        let mut parent = canonical.last().copied();
+        for (&block, tokens) in pages.iter().zip(offer.tokens[at].chunks_exact(self.page as usize)) {
+            self.history.on_publish(NewBlock { block, parent, salt: offer.salt, tokens, hash: None });
+            parent = Some(block);
+        }
         let used = |run| self.used[indices(&run)].iter().map(|&used| u32::from(used)).sum::<u32>();
         self.tree.pin(leaf, runs(pages).map(used).sum());
         (there + fresh) as u32
@@ -215,6 +228,7 @@ impl Index for RadixIndex {
                 break;
             }
             self.page_nodes.remove(&self.pages);
+            self.pages.iter().for_each(|&page| self.history.on_evict(page));
             self.unpublished.extend(self.pages.iter().map(|&page| anchor_of(page)));
             runs(&self.pages).for_each(|run| self.free.push(run));
             evicted += self.pages.len() as u32;
@@ -224,6 +238,7 @@ impl Index for RadixIndex {
 
     fn forget(&mut self) {
         self.tree.clear();
+        self.history.on_forget();
         self.page_nodes.clear(|page| {
             self.unpublished.extend([anchor_of(page)]);
             if !self.used[page as usize] {

@@ -22,8 +22,8 @@ use crate::contract::group::{Anchor, RecomputeCosts};
 use crate::contract::ids::{Position, Slot};
 use crate::grouped::states::checkpoint::Checkpoint;
 use crate::shared::id_set::IdSet;
-use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 
 /// What a slot of the pool holds.
@@ -65,6 +65,8 @@ pub(crate) struct StateLedger {
     slots: Vec<StateSlot>,
     free: IdSet,
     by_anchor: HashMap<Anchor, Slot, BuildHasherDefault<DefaultHasher>>,
+    /// Anchors of published blocks whose checkpoint was evicted.
+    evicted: HashSet<Anchor, BuildHasherDefault<DefaultHasher>>,
     checkpoints: u32,
     max_checkpoints: u32,
     /// Number of checkpoints stored so far. Numbers the checkpoints and measures their ages.
@@ -80,6 +82,7 @@ impl StateLedger {
             slots: vec![StateSlot::default(); slots as usize],
             free,
             by_anchor: HashMap::default(),
+            evicted: HashSet::default(),
             checkpoints: 0,
             max_checkpoints,
             stored: 0,
@@ -213,6 +216,7 @@ impl StateLedger {
     /// Frees the slot of an evictable checkpoint. The references in its owners' lists become stale.
     fn evict(&mut self, slot: Slot) {
         debug_assert!(is_evictable(&self.slots[slot as usize]));
+        self.evicted.extend(self.slots[slot as usize].anchor);
         self.remove_checkpoint(slot);
         self.slots[slot as usize] = StateSlot::default();
         self.free.insert(slot);
@@ -290,18 +294,25 @@ impl StateLedger {
         self.by_anchor.get(&anchor).map(|&slot| self.checkpoint_in(slot))
     }
 
+    /// Whether the checkpoint at the end of a published block was evicted.
+    pub(crate) fn was_evicted(&self, anchor: Anchor) -> bool {
+        self.evicted.contains(&anchor)
+    }
+
     /// Makes a checkpoint findable through an anchor. Does nothing if either is linked already.
     pub(crate) fn link(&mut self, slot: Slot, anchor: Anchor) {
         let state = &mut self.slots[slot as usize];
         if state.anchor.is_none() && !self.by_anchor.contains_key(&anchor) {
             state.anchor = Some(anchor);
             self.by_anchor.insert(anchor, slot);
+            self.evicted.remove(&anchor);
         }
     }
 
     /// Removes the link of an anchor whose block left the prefix cache. Frees the checkpoint if it
     /// has no owners.
     pub(crate) fn unlink(&mut self, anchor: Anchor) {
+        self.evicted.remove(&anchor);
         if let Some(slot) = self.by_anchor.remove(&anchor) {
             self.slots[slot as usize].anchor = None;
             self.free_if_unused(slot);
@@ -405,6 +416,7 @@ mod tests {
         let (mut ledger, stored) = filled(&[100, 110, 300], 3);
         let new = ledger.store(500, stored.last()).unwrap();
         assert_eq!(ledger.find(Anchor(110)), None);
+        assert!(ledger.was_evicted(Anchor(110)) && !ledger.was_evicted(Anchor(100)));
         assert!(ledger.find(Anchor(100)).is_some() && ledger.find(Anchor(300)).is_some());
         assert!(ledger.is_current(&new) && !ledger.is_current(&stored[1]));
         // Recomputing 300 starts at 100 now, since 110 was evicted: 200 positions, over 1 + age 1.

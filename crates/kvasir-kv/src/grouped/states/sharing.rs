@@ -6,6 +6,7 @@
 
 use crate::contract::group::Anchor;
 use crate::contract::ids::{Position, SeqId};
+use crate::contract::short_hit::ShortHit;
 use crate::grouped::states::checkpoint::Checkpoint;
 use crate::grouped::states::group::StateGroup;
 use crate::grouped::states::sequence::StateSequence;
@@ -49,6 +50,15 @@ impl StateGroup {
     pub(crate) fn usable_blocks(&self, anchors: &[Anchor]) -> u32 {
         let last = anchors.iter().rposition(|&anchor| self.ledger.find(anchor).is_some());
         last.map_or(0, |last| last as u32 + 1)
+    }
+
+    /// Why none of these anchors has a checkpoint.
+    pub(crate) fn miss_reason(&self, anchors: &[Anchor]) -> ShortHit {
+        if anchors.iter().any(|&anchor| self.ledger.was_evicted(anchor)) {
+            ShortHit::Evicted
+        } else {
+            ShortHit::NoCheckpoint
+        }
     }
 
     /// Gives an empty sequence the checkpoints at the ends of a prompt's leading blocks.
