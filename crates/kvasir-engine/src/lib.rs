@@ -102,6 +102,7 @@ pub use crate::request::finish::{Fault, Finish, Parameter, Refusal};
 pub use crate::request::ids::{RequestId, SessionId};
 pub use crate::request::kv_transfer::{ImportCounts, KvExport, KvImport};
 pub use crate::request::params::{Params, Pin, Request};
+pub use crate::request::prefix_match::{FirstAdmission, PrefixMatch};
 pub use crate::request::proposal::{Evidence, Proposal};
 pub use crate::request::resumption::Resumption;
 pub use crate::request::sequence::{Sequence, Status};

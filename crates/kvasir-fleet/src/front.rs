@@ -22,8 +22,8 @@ use crate::message::RecordLocation;
 use crate::open_request::{Ending, LossState, OpenRequest, Placement};
 use crate::session_homes::SessionHomes;
 use kvasir_engine::{
-    Fault, Finish, Message, Nanos, Outbox, Request, RoleCharge, RoleRouter, RouteRequest, SessionId,
-    TransferCounts,
+    Fault, Finish, FirstAdmission, Message, Nanos, Outbox, Request, RoleCharge, RoleRouter, RouteRequest,
+    SessionId, TransferCounts,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -159,8 +159,9 @@ impl Front {
         let Outbox { events, tokens, ended, admitted, progress, mirostat, retained, kv_events, .. } = outbox;
         kv_events.drain(..).for_each(|event| self.router.apply(replica, &event));
         // Only the first admission is reported to the client.
-        admitted.retain_mut(|(tag, cached)| {
-            self.rename(replica, tag).is_some_and(|open| open.admitted(*cached, now))
+        admitted.retain_mut(|admission| {
+            let FirstAdmission { cached, prefix, .. } = *admission;
+            self.rename(replica, &mut admission.tag).is_some_and(|open| open.admitted(cached, prefix, now))
         });
         progress.retain_mut(|(tag, _)| self.rename(replica, tag).is_some());
         let (mut finished, mut is_gapless, mut loses_runs) = (HashMap::new(), true, false);

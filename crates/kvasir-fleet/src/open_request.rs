@@ -2,7 +2,8 @@
 //! far and the worker that runs it.
 
 use kvasir_engine::{
-    Event, Fault, Finish, Nanos, Outbox, Phase, Request, RequestId, Resumption, RoleCharge, Summary, Timings,
+    Event, Fault, Finish, Nanos, Outbox, Phase, PrefixMatch, Request, RequestId, Resumption, RoleCharge,
+    Summary, Timings,
 };
 use kvasir_kv::{Span, Token};
 use std::sync::Arc;
@@ -59,6 +60,7 @@ pub(crate) struct OpenRequest {
     outputs: Vec<Token>,
     mu: Option<f32>,
     cached: u32,
+    prefix: PrefixMatch,
     timings: Timings,
     losses: Losses,
     /// Whether a worker that had it was lost or drained, or has handed it off.
@@ -101,6 +103,7 @@ impl OpenRequest {
             outputs: Vec::new(),
             mu: None,
             cached: 0,
+            prefix: PrefixMatch::NONE,
             timings: Timings { arrived: now, ..Timings::default() },
             losses: Losses::default(),
             was_moved: false,
@@ -150,11 +153,11 @@ impl OpenRequest {
     }
 
     /// Records that its worker has admitted it. True for the first admission.
-    pub(crate) fn admitted(&mut self, cached: u32, now: Nanos) -> bool {
+    pub(crate) fn admitted(&mut self, cached: u32, prefix: PrefixMatch, now: Nanos) -> bool {
         self.placement.iter_mut().for_each(|placement| placement.is_admitted = true);
         let is_first = self.timings.admitted.is_none();
         if is_first {
-            self.cached = cached;
+            (self.cached, self.prefix) = (cached, prefix);
             self.timings.admitted = Some(now);
         }
         is_first
@@ -167,12 +170,12 @@ impl OpenRequest {
         Some(placement)
     }
 
-    /// Sets the caller's tag in the summary of its last run, and the cached tokens and admission
-    /// time of its first.
+    /// Sets the caller's tag in the summary of its last run, and the prefix hit and admission time
+    /// of its first.
     pub(crate) fn complete(&self, summary: &mut Summary) {
         summary.tag = self.tag();
         if self.was_moved {
-            summary.cached = self.cached;
+            (summary.cached, summary.prefix) = (self.cached, self.prefix);
             summary.timings.admitted = self.timings.admitted.or(summary.timings.admitted);
         }
     }
@@ -229,6 +232,7 @@ impl OpenRequest {
         let timings = Timings { finished: Some(now), ..self.timings };
         let (prompt, outputs) = (self.request.prompt.len() as u32, self.outputs.len() as u32);
         push_end((self.tag(), finish), (prompt, self.cached, outputs), timings, outbox);
+        outbox.ended.last_mut().into_iter().for_each(|summary| summary.prefix = self.prefix);
     }
 }
 
@@ -250,6 +254,7 @@ pub(crate) fn push_end(
         prompt,
         outputs,
         cached,
+        prefix: PrefixMatch::NONE,
         dropped: 0,
         preemptions: 0,
         drafted: 0,

@@ -1,6 +1,6 @@
 //! Result types of the library: the whole answer to a request, and one streamed piece.
 
-use kvasir_engine::{Finish, RequestId, Summary};
+use kvasir_engine::{Finish, PrefixMatch, RequestId, Summary};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::Token;
 use std::time::Duration;
@@ -20,6 +20,8 @@ pub struct Answer {
     pub prompt: u32,
     /// Prompt tokens whose K/V was cached.
     pub cached: u32,
+    /// How much of the prompt matched cached K/V, and why not more.
+    pub prefix: PrefixMatch,
     /// Drafts that were verified.
     pub drafted: u32,
     /// Drafts that were accepted.
@@ -44,6 +46,7 @@ impl Answer {
             logprobs,
             prompt: summary.prompt,
             cached: summary.cached,
+            prefix: summary.prefix,
             drafted: summary.drafted,
             accepted: summary.accepted,
             ttft: summary.ttft().map(Duration::from_nanos),

@@ -24,7 +24,7 @@ use crate::load::prompt::AnswerTexts;
 use crate::load::report::Count;
 use crate::load::report::Ended;
 use crate::workload::{At, Job, Workload};
-use kvasir_engine::{Finish, RequestId, Summary, Timings};
+use kvasir_engine::{Finish, PrefixMatch, RequestId, Summary, Timings};
 use serde_json::{Map, Value};
 use std::{cell::RefCell, collections::BTreeMap, io, rc::Rc, time::Duration};
 use tokio::{
@@ -195,6 +195,7 @@ impl<'a> Driver<'a> {
             prompt: done.prompt as u32,
             outputs: done.outputs as u32,
             cached: done.cached as u32,
+            prefix: PrefixMatch::NONE,
             dropped: 0,
             preemptions: 0,
             drafted: 0,

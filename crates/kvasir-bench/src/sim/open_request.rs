@@ -2,7 +2,9 @@
 //! replicas have left.
 
 use crate::sim::step_account::ComputedBefore;
-use kvasir_engine::{Nanos, Params, Request, Resumption, RoleCharge, Sequence, SessionId, Summary};
+use kvasir_engine::{
+    Nanos, Params, PrefixMatch, Request, Resumption, RoleCharge, Sequence, SessionId, Summary,
+};
 
 /// A request fails after this number of successive replicas that admitted it and failed before its
 /// next token: the request may be the cause. `kvasir serve --dp` isolates such a request first.
@@ -28,8 +30,8 @@ pub(crate) struct RequestHistory {
     /// Number of output tokens of earlier runs, and the time of the newest.
     pub(crate) outputs: u32,
     pub(crate) last_token: Option<Nanos>,
-    /// Cached tokens and time of its first admission.
-    first_admission: Option<(u32, Nanos)>,
+    /// Prefix hit and time of its first admission.
+    first_admission: Option<(u32, PrefixMatch, Nanos)>,
     /// Successive failures of its replicas; see `MAX_LOSSES`.
     losses: u32,
     /// When its last run ended; `None` before its first admission.
@@ -70,7 +72,7 @@ impl RequestHistory {
         let outputs = sequence.outputs_len();
         if let Some(admitted) = timings.admitted {
             self.end_transit(admitted);
-            self.first_admission.get_or_insert((sequence.hit(), admitted));
+            self.first_admission.get_or_insert((sequence.hit(), sequence.prefix_match(), admitted));
         }
         self.losses = if outputs > self.outputs { 0 } else { self.losses };
         self.before.by_earlier_runs = sequence.prompt_len() + outputs;
@@ -103,13 +105,13 @@ impl RequestHistory {
         *sum += admitted.saturating_sub(run_ended);
     }
 
-    /// Sets cached tokens and admission time in the summary of the last run to those of the first.
+    /// Sets prefix hit and admission time in the summary of the last run to those of the first.
     /// Returns the times between runs.
     pub(crate) fn complete(mut self, summary: &mut Summary) -> TransitTimes {
         let admitted = summary.timings.admitted.or(summary.timings.finished);
         admitted.into_iter().for_each(|admitted| self.end_transit(admitted));
-        if let Some((cached, admitted)) = self.first_admission {
-            (summary.cached, summary.timings.admitted) = (cached, Some(admitted));
+        if let Some((cached, prefix, admitted)) = self.first_admission {
+            (summary.cached, summary.prefix, summary.timings.admitted) = (cached, prefix, Some(admitted));
         }
         self.transit
     }

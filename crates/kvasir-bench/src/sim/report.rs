@@ -9,9 +9,19 @@ use crate::sim::series::{Sample, Series};
 use crate::sim::time_breakdown::RoleTime;
 use kvasir_engine::{DraftStats, Finish, StepRecord, Summary};
 use kvasir_exec::Step;
+use kvasir_kv::ShortHit;
 use kvasir_sim::{Preset, Totals};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt};
+
+/// Prefix hits that were short for one reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ShortHits {
+    /// Number of requests.
+    pub requests: u64,
+    /// Their prompt tokens that were not cached.
+    pub tokens: u64,
+}
 
 /// Result of one request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -24,6 +34,10 @@ pub struct Outcome {
     pub prompt: u32,
     /// Prompt tokens served from the prefix cache.
     pub cached: u32,
+    /// Prompt tokens that matched cached K/V.
+    pub matched: u32,
+    /// Why the prefix hit was short, if it was.
+    pub cache_end: Option<ShortHit>,
     /// Output tokens.
     pub outputs: u32,
     /// Time to first token, in milliseconds.
@@ -148,6 +162,9 @@ pub struct Report {
     pub cached_tokens: u64,
     /// Prefix cache hit rate: `cached_tokens / prompt_tokens`.
     pub hit_rate: f64,
+    /// Short prefix hits by reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub short_hits: BTreeMap<ShortHit, ShortHits>,
     /// Output tokens of all requests.
     pub output_tokens: u64,
     /// Output tokens per simulated second.
@@ -250,6 +267,11 @@ impl Count {
         if !refused && summary.timings.admitted.is_some() {
             report.prompt_tokens += u64::from(summary.prompt);
             report.cached_tokens += u64::from(summary.cached);
+            if let Some(short) = summary.prefix.short {
+                let hits = report.short_hits.entry(short).or_default();
+                hits.requests += 1;
+                hits.tokens += u64::from(summary.prompt.saturating_sub(summary.cached));
+            }
         }
         report.output_tokens += u64::from(summary.outputs);
         report.preemptions += u64::from(summary.preemptions);
@@ -277,6 +299,8 @@ impl Count {
                 finish: summary.finish,
                 prompt: summary.prompt,
                 cached: summary.cached,
+                matched: summary.prefix.matched,
+                cache_end: summary.prefix.short,
                 outputs: summary.outputs,
                 ttft_ms: ttft.map(ms),
                 tpot_ms: tpot.map(ms),
@@ -373,6 +397,7 @@ impl Report {
             ("queue / prefill / decode", request_times(&self.request_times_ms)),
             ("prompt tokens", grouped(self.prompt_tokens)),
             ("found in the cache", percent(self.hit_rate)),
+            ("short prefix hits", short_hits(&self.short_hits)),
             ("preemptions", grouped(self.preemptions)),
             ("rows per step", three_digits(self.mean_rows)),
             ("most at once", grouped(self.max_running.into())),
@@ -404,6 +429,18 @@ impl Report {
             numbers.push(("failed steps", grouped(self.failed_steps)));
         }
         numbers
+    }
+}
+
+/// Number of short prefix hits by reason, with the prompt tokens that were not cached.
+fn short_hits(by_reason: &BTreeMap<ShortHit, ShortHits>) -> String {
+    let one = |(short, hits): (&ShortHit, &ShortHits)| {
+        format!("{short} {} ({} tokens)", grouped(hits.requests), grouped(hits.tokens))
+    };
+    if by_reason.is_empty() {
+        "none".into()
+    } else {
+        by_reason.iter().map(one).collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -233,7 +233,7 @@ impl Workload for AgentSessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_engine::{Finish, RequestId, Timings};
+    use kvasir_engine::{Finish, PrefixMatch, RequestId, Timings};
     use std::collections::HashSet;
 
     /// A request that was drawn.
@@ -272,6 +272,7 @@ mod tests {
                 prompt,
                 outputs: job.max_tokens,
                 cached: 0,
+                prefix: PrefixMatch::NONE,
                 dropped: 0,
                 preemptions: 0,
                 drafted: 0,

@@ -81,9 +81,12 @@ async fn whole(app: &Arc<App>, fields: &Map<String, Value>) -> Result<Value, Api
     if let Some(ended) = ended {
         answer["finish_reason"] = ended.reason.into();
         answer["usage"] = json!({
-            "prompt_tokens": ended.prompt, "cached_tokens": ended.cached, "completion_tokens": ended.tokens,
-            "reasoning_tokens": ended.reasoning,
+            "prompt_tokens": ended.prompt, "cached_tokens": ended.cached, "matched_tokens": ended.matched,
+            "completion_tokens": ended.tokens, "reasoning_tokens": ended.reasoning,
         });
+        if let Some(short) = ended.cache_end {
+            answer["usage"]["cache_end"] = short.label().into();
+        }
         answer["timings"] = json!({
             "ttft_seconds": ended.ttft.as_secs_f64(), "decode_seconds": ended.decode_time.as_secs_f64(),
         });

@@ -55,12 +55,13 @@ impl Tally {
         self.accepted += u64::from(ended.accepted);
         let cut = if ended.reason == "length" { " · cut at its limit" } else { "" };
         format!(
-            "{}{} · first after {:.0} ms · {} of {} prompt tokens cached{}{cut}",
+            "{}{} · first after {:.0} ms · {} of {} prompt tokens cached{}{}{cut}",
             plural(u64::from(ended.tokens), "token"),
             say_rate(rate(u64::from(ended.tokens), ended.decode_time)),
             ended.ttft.as_secs_f64() * 1000.0,
             ended.cached,
             ended.prompt,
+            ended.cache_end.map_or_else(String::new, |short| format!(" ({short})")),
             drafts(ended.accepted.into(), ended.drafted.into())
                 .map_or_else(String::new, |text| format!(" · {text}")),
         )

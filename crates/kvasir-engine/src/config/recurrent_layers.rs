@@ -34,7 +34,7 @@ mod tests {
     fn ring_buffers_are_refused_beside_recurrent_layers() {
         let facts = Facts {
             max_model_len: 4096,
-            slots: 4096,
+            default_capacity: Some(4096),
             windows: vec![64],
             has_rings: true,
             is_cpu: true,

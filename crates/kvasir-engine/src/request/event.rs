@@ -7,6 +7,7 @@
 use crate::request::finish::Finish;
 use crate::request::ids::{RequestId, SessionId};
 use crate::request::kv_transfer::ImportCounts;
+use crate::request::prefix_match::{FirstAdmission, PrefixMatch};
 use crate::request::sequence::Sequence;
 use crate::request::timings::{Nanos, Timings};
 use kvasir_exec::TokenLogprobs;
@@ -46,6 +47,9 @@ pub struct Summary {
     pub outputs: u32,
     /// Prompt tokens served from the KV cache at its first admission.
     pub cached: u32,
+    /// How much of its prompt matched cached K/V then, and why not more.
+    #[serde(default)]
+    pub prefix: PrefixMatch,
     /// Tokens that context shifts have dropped.
     #[serde(default)]
     pub dropped: u32,
@@ -73,6 +77,7 @@ impl Summary {
             prompt: sequence.prompt_len,
             outputs: sequence.outputs_len(),
             cached: sequence.cold.first_hit,
+            prefix: sequence.cold.prefix,
             dropped: sequence.dropped,
             preemptions: sequence.cold.preemptions,
             drafted: sequence.cold.drafted,
@@ -133,10 +138,9 @@ pub struct Outbox {
     pub ended: Vec<Summary>,
     /// Log-probabilities by index into `tokens`, for requests that want them.
     pub logprobs: Vec<(u32, TokenLogprobs)>,
-    /// The tag of each request that was admitted for the first time, with its prompt tokens served
-    /// from the KV cache.
+    /// Requests that were admitted for the first time.
     #[serde(default)]
-    pub admitted: Vec<(u64, u32)>,
+    pub admitted: Vec<FirstAdmission>,
     /// Prefill progress of requests with `Params::prompt_progress`: request tag, prompt tokens
     /// whose K/V is written.
     #[serde(default)]

@@ -9,6 +9,7 @@ pub(crate) mod gaps;
 pub(crate) mod ids;
 pub(crate) mod kv_transfer;
 pub(crate) mod params;
+pub(crate) mod prefix_match;
 pub(crate) mod proposal;
 pub(crate) mod resumption;
 pub(crate) mod sequence;

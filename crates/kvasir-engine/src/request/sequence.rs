@@ -18,6 +18,7 @@ use crate::request::finish::Finish;
 use crate::request::gaps::Gaps;
 use crate::request::ids::RequestId;
 use crate::request::params::{Params, Request};
+use crate::request::prefix_match::PrefixMatch;
 use crate::request::proposal::Proposal;
 use crate::request::sequence::context_shift::ContextShift;
 use crate::request::stop::FastStop;
@@ -150,6 +151,8 @@ pub(crate) struct Cold {
     pub(crate) hit: u32,
     /// Cache-hit tokens of the first admission, reported to the client as cached tokens.
     pub(crate) first_hit: u32,
+    /// How much of the prompt matched at the first admission.
+    pub(crate) prefix: PrefixMatch,
     pub(crate) preemptions: u32,
     /// The sibling that computes the shared prompt (parallel sampling); none once admitted.
     pub(crate) leader: Option<RequestId>,
@@ -313,6 +316,11 @@ impl Sequence {
     /// Cache-hit tokens of its latest admission.
     pub fn hit(&self) -> u32 {
         self.cold.hit
+    }
+
+    /// How much of its prompt matched cached K/V at its first admission, and why not more.
+    pub fn prefix_match(&self) -> PrefixMatch {
+        self.cold.prefix
     }
     /// Timestamps; `last_token` is set only when it has ended.
     pub fn timings(&self) -> &Timings {

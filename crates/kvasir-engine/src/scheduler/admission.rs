@@ -4,6 +4,7 @@
 //! `SchedulerState::try_admit` tests first everything that has nothing to do with KV slots, then
 //! the slots (`KvManager::grant`). A refused request stays in the queue, and nothing has changed.
 
+use crate::request::prefix_match::FirstAdmission;
 use crate::request::sequence::Sequence;
 use crate::request::stop::FastStop;
 use crate::request::timings::Nanos;
@@ -77,13 +78,16 @@ impl SchedulerState {
         }
         if sequence.cold.timings.admitted.is_none() {
             sequence.cold.timings.admitted = Some(now);
-            sequence.cold.first_hit = hit.tokens;
-            self.outbox.admitted.push((sequence.tag, hit.tokens));
+            let (tag, cached, prefix) = (sequence.tag, hit.tokens, self.kv.prefix_match(sequence, hit));
+            sequence.cold.first_hit = cached;
+            sequence.cold.prefix = prefix;
+            self.outbox.admitted.push(FirstAdmission { tag, cached, prefix });
         }
         let more = sequence.longest().saturating_sub(sequence.len()) as usize;
         sequence.tokens.reserve(more.min(MOST_RESERVED_OUTPUTS));
         self.binds.push((row, spec(sequence, self.limits.max_model_len)));
-        self.record.admitted.push(Admission { request: sequence.id, hit: hit.tokens });
+        let Hit { tokens, matched, short, .. } = hit;
+        self.record.admitted.push(Admission { request: sequence.id, hit: tokens, matched, short });
         Ok(hit)
     }
 }

@@ -6,7 +6,7 @@ use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::limits::Costs;
 use kvasir_exec::StepKind;
-use kvasir_kv::{PoolUsage, StepId};
+use kvasir_kv::{PoolUsage, ShortHit, StepId};
 use serde::{Deserialize, Serialize};
 
 /// A request that was admitted.
@@ -16,6 +16,12 @@ pub struct Admission {
     pub request: RequestId,
     /// Cache-hit tokens.
     pub hit: u32,
+    /// Tokens that matched cached K/V; see [`PrefixMatch`](crate::PrefixMatch).
+    #[serde(default)]
+    pub matched: u32,
+    /// Why the hit is short, if it is.
+    #[serde(default)]
+    pub short: Option<ShortHit>,
 }
 
 /// A request that arrived since the previous step.

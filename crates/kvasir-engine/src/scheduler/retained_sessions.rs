@@ -229,7 +229,7 @@ impl RetainedSessions {
 
     /// Tokens of a waiting request that match its session's retained K/V, in whole blocks. Excludes
     /// the last token, whose logits are always needed.
-    fn hit(&self, sequence: &Sequence) -> u32 {
+    pub(crate) fn matched(&self, sequence: &Sequence) -> u32 {
         let same_salt = |retained: &&RetainedSequence| retained.salt == sequence.cold.params.salt;
         let Some(retained) = self.of(sequence).filter(same_salt) else { return 0 };
         let most = sequence.tokens.len().saturating_sub(1);
@@ -267,7 +267,7 @@ impl RetainedSessions {
         limit: u32,
     ) -> u32 {
         let Some(retained) = self.of(sequence) else { return 0 };
-        let hit = retained.gaps.whole_blocks(self.hit(sequence).min(limit), self.block);
+        let hit = retained.gaps.whole_blocks(self.matched(sequence).min(limit), self.block);
         let hit = if hit > 0 && (hit as usize) < retained.tokens.len() {
             self.rewindable(cache, retained, hit)
         } else {

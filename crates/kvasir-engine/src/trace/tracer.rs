@@ -170,6 +170,8 @@ impl<S: TraceSink> Tracer<S> {
             let Some(known) = self.live.get_mut(&admission.request) else { continue };
             known.computed = admission.hit;
             self.record.admitted.push((known.number, admission.hit));
+            let short = admission.short.map(|short| (known.number, admission.matched, short));
+            self.record.short_hits.extend(short);
         }
         for request in record.preempted.iter().chain(&record.shifted) {
             self.record.preempted.extend(self.number(*request));

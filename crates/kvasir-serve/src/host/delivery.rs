@@ -10,7 +10,7 @@ use crate::host::request_output::RequestOutput;
 use crate::metrics::Metrics;
 use crate::report::event::ReportEvent;
 use crate::report::sinks::Reports;
-use kvasir_engine::{EventOutput, Outbox, Summary};
+use kvasir_engine::{EventOutput, FirstAdmission, Outbox, Summary};
 use std::{
     sync::Arc,
     task::Waker,
@@ -34,7 +34,7 @@ impl Delivery {
     pub(crate) fn deliver(&mut self, clients: &Mutex<Clients>, outbox: &Outbox) {
         let now = Instant::now();
         let mut clients = locked(clients);
-        for (tag, cached) in &outbox.admitted {
+        for FirstAdmission { tag, cached, .. } in &outbox.admitted {
             if let Some(client) = clients.by_tag.get_mut(tag) {
                 self.wakers.extend(client.buffer.put(|output| {
                     (output.cached, output.admitted) = (Some(*cached), Some(now));

@@ -9,6 +9,7 @@ use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::prometheus::{COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, TOKEN_BUCKETS};
 use kvasir_engine::{Core, Nanos, Observer, RankLoad};
 use kvasir_exec::{Step, StepError};
+use kvasir_kv::ShortHit;
 use serde::Serialize;
 use std::{
     array, iter,
@@ -42,6 +43,9 @@ pub struct EngineMetrics {
     pub(super) step_rows: Counter,
     pub(super) prefix_queries: Counter,
     pub(super) prefix_hits: Counter,
+    /// Short prefix hits, and the prompt tokens that were not cached, by `ShortHit`.
+    pub(super) prefix_ends: [Counter; ShortHit::ALL.len()],
+    pub(super) prefix_end_tokens: [Counter; ShortHit::ALL.len()],
     pub(super) computed_tokens: Counter,
     pub(super) generation_tokens: Counter,
     pub(super) preemptions: Counter,
@@ -75,6 +79,8 @@ impl Default for EngineMetrics {
             step_rows: Counter::default(),
             prefix_queries: Counter::default(),
             prefix_hits: Counter::default(),
+            prefix_ends: array::from_fn(|_| Counter::default()),
+            prefix_end_tokens: array::from_fn(|_| Counter::default()),
             computed_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             preemptions: Counter::default(),
@@ -145,7 +151,7 @@ impl EngineMetrics {
             [&self.steps, &self.failed_steps, &self.step_rows, &self.prefix_queries, &self.prefix_hits];
         let more = [&self.computed_tokens, &self.generation_tokens, &self.preemptions, &self.padding];
         let counters = counters.into_iter().chain(more).chain([&self.dummy_steps]).chain(&self.deferred);
-        let counters = counters.map(Counter::cell);
+        let counters = counters.chain(&self.prefix_ends).chain(&self.prefix_end_tokens).map(Counter::cell);
         let totals = [&self.drafts, &self.draft_tokens, &self.pauses, &self.resumes];
         let totals = totals.into_iter().chain(&self.accepted_by_position).map(Gauge::cell);
         let histograms = [&self.step_time, &self.step_tokens].into_iter().flat_map(Histogram::cells);
@@ -202,9 +208,13 @@ impl EngineMetrics {
         self.pauses.set(record.rectangle.pause_events);
         self.resumes.set(record.rectangle.resume_events);
         for admission in &record.admitted {
-            let prompt = core.sequence(admission.request).map_or(0, |sequence| sequence.len());
+            let prompt = core.sequence(admission.request).map_or(0, |new| new.len() - new.in_flight());
             self.prefix_queries.add(prompt.into());
             self.prefix_hits.add(admission.hit.into());
+            if let Some(short) = admission.short {
+                self.prefix_ends[short as usize].add(1);
+                self.prefix_end_tokens[short as usize].add(prompt.saturating_sub(admission.hit).into());
+            }
         }
         let ((_, prompt), (_, decode)) = step.batch.counts();
         self.computed_tokens.add(prompt as u64);

@@ -8,12 +8,13 @@
 use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::engine_metrics::{DRAFT_POSITIONS, EngineMetrics};
-use crate::metrics::prometheus::{Names, TextExposition};
+use crate::metrics::prometheus::{Counter, Names, TextExposition};
 use crate::metrics::tokenizers::tokenizer_processes;
 use crate::metrics::transfers::transfers;
 use crate::metrics::{FINISHED, Metrics, REJECTED};
 use kvasir_chat::TokenizerStatus;
 use kvasir_engine::{ReplicaPhase, ReplicaStatus};
+use kvasir_kv::ShortHit;
 
 /// Status of the server beside its engine metrics.
 #[derive(Clone, Copy, Debug, Default)]
@@ -135,6 +136,18 @@ impl Metrics {
             "prefix_cache_hits_total",
             "Prompt tokens found in the prefix cache.",
             self.engine.prefix_hits.get(),
+        );
+        let reasons = || ShortHit::ALL.iter().map(|short| format!("reason=\"{}\"", short.label()));
+        let values = |counters: &[Counter]| counters.iter().map(Counter::get).collect::<Vec<_>>();
+        page.counters(
+            "prefix_ends_total",
+            "Admissions whose prefix hit was short, by the reason why it ended.",
+            reasons().zip(values(&self.engine.prefix_ends)),
+        );
+        page.counters(
+            "prefix_end_tokens_total",
+            "Prompt tokens behind short prefix hits, by the reason why these ended.",
+            reasons().zip(values(&self.engine.prefix_end_tokens)),
         );
         page.counter(
             "num_preemptions_total",

@@ -18,13 +18,13 @@ function measure(meta, { cache_n: cached, prompt_n: computed, prompt_ms: first, 
   if (made > 1 && took > MIN_DECODE) meta.rate = (1000 * (made - 1)) / took;
 }
 
-function count(meta, { prompt, cached, made }) {
-  meta.usage = { prompt_tokens: prompt, completion_tokens: meta.response.before + made, total_tokens: prompt + made, prompt_tokens_details: { cached_tokens: cached } };
+function count(meta, { prompt, cached, cacheEnd = meta.usage?.prompt_tokens_details?.cache_end, made }) {
+  meta.usage = { prompt_tokens: prompt, completion_tokens: meta.response.before + made, total_tokens: prompt + made, prompt_tokens_details: { cached_tokens: cached, cache_end: cacheEnd } };
 }
 
 /** Updates usage, times and finish reason from the response object of the last event. */
 function end(meta, { usage, timings, incomplete_details: cut, output }) {
-  if (usage) count(meta, { prompt: usage.input_tokens, cached: usage.input_tokens_details?.cached_tokens, made: usage.output_tokens });
+  if (usage) count(meta, { prompt: usage.input_tokens, cached: usage.input_tokens_details?.cached_tokens, cacheEnd: usage.input_tokens_details?.cache_end, made: usage.output_tokens });
   if (timings) measure(meta, timings);
   meta.finish = cut ? "length" : output?.some(({ type }) => type === "function_call") ? "tool_calls" : "stop";
 }

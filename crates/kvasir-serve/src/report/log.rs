@@ -169,6 +169,7 @@ fn ended(context: &RequestContext, summary: &Summary) -> Map<String, Value> {
         ("finish".to_owned(), summary.finish.to_string().into()),
         ("prompt_tokens".to_owned(), summary.prompt.into()),
         ("cached_tokens".to_owned(), summary.cached.into()),
+        ("matched_tokens".to_owned(), summary.prefix.matched.into()),
         ("output_tokens".to_owned(), summary.outputs.into()),
         ("preemptions".to_owned(), summary.preemptions.into()),
         ("drafted".to_owned(), summary.drafted.into()),
@@ -177,6 +178,9 @@ fn ended(context: &RequestContext, summary: &Summary) -> Map<String, Value> {
         ("ttft_ms".to_owned(), ms(Some(times.arrived), times.first_token)),
         ("total_ms".to_owned(), ms(Some(times.arrived), times.finished)),
     ]);
+    if let Some(short) = summary.prefix.short {
+        fields.insert("cache_end".to_owned(), short.label().into());
+    }
     if summary.dropped > 0 {
         fields.insert("dropped_tokens".to_owned(), summary.dropped.into());
     }

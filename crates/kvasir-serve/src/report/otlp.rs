@@ -183,8 +183,12 @@ fn spans(context: &RequestContext, summary: &Summary, at: SystemTime, ids: &mut 
         number("gen_ai.usage.input_tokens", summary.prompt.into()),
         number("gen_ai.usage.output_tokens", summary.outputs.into()),
         number("kvasir.cached_tokens", summary.cached.into()),
+        number("kvasir.matched_tokens", summary.prefix.matched.into()),
         number("kvasir.preemptions", summary.preemptions.into()),
     ]);
+    if let (Some(short), Some(attributes)) = (summary.prefix.short, request["attributes"].as_array_mut()) {
+        attributes.push(text("kvasir.cache_end", short.label()));
+    }
     if matches!(summary.finish, Finish::Failed(_) | Finish::Refused(_)) {
         request["status"] = json!({"code": 2, "message": summary.finish.to_string()});
     }
@@ -204,7 +208,8 @@ fn spans(context: &RequestContext, summary: &Summary, at: SystemTime, ids: &mut 
 mod tests {
     use super::*;
     use crate::report::sinks::Reports;
-    use kvasir_engine::{RequestId, Timings};
+    use kvasir_engine::{PrefixMatch, RequestId, Timings};
+    use kvasir_kv::ShortHit;
     use std::{io::BufRead, net::TcpListener, sync::Arc};
 
     fn ended() -> ReportEvent {
@@ -222,6 +227,7 @@ mod tests {
             prompt: 7,
             outputs: 5,
             cached: 4,
+            prefix: PrefixMatch { matched: 4, short: Some(ShortHit::OtherKey), public_short: None },
             dropped: 0,
             preemptions: 0,
             drafted: 0,
@@ -283,6 +289,8 @@ mod tests {
         assert_eq!(nanos(0, "endTimeUnixNano") - nanos(0, "startTimeUnixNano"), 50_000);
         assert_eq!(nanos(2, "endTimeUnixNano") - nanos(2, "startTimeUnixNano"), 7_000);
         assert_eq!(nanos(3, "endTimeUnixNano"), 1_000_000_000);
+        let attributes = spans[0]["attributes"].as_array().unwrap();
+        assert!(attributes.contains(&text("kvasir.cache_end", "other_key")), "{attributes:?}");
         assert!(!body.to_string().contains("prompt"), "nothing of a prompt is told");
     }
 

@@ -21,6 +21,7 @@ mod origins;
 mod output_fields;
 mod page;
 mod pins;
+mod prefix_ends;
 mod probes;
 mod request_work;
 mod server;

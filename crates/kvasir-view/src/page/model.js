@@ -8,7 +8,7 @@ const FREE = 0, CACHED = 1, HELD = 2, LEASED = 3, DUMMY = 4;
 function newRequest([id, prompt, max, tag], at, names) {
   return {
     id, prompt, max, name: names.get(tag) ?? String(tag ?? id), arrived: at,
-    status: "waiting", hit: 0, computed: 0, outputs: 0, table: [], row: null, tree: null,
+    status: "waiting", hit: 0, short: null, computed: 0, outputs: 0, table: [], row: null, tree: null,
     left: 0, chunk: 0, redirected: 0, reason: null, ended: null, preemptions: 0, isNew: true,
   };
 }
@@ -145,7 +145,7 @@ function fold(state, step, index, names) {
   for (const id of step.preempted ?? []) {
     const r = state.reqs.get(id);
     if (!r) continue;
-    Object.assign(r, { status: "waiting", computed: 0, table: [], hit: 0, left: 0, tree: null, preemptions: r.preemptions + 1 });
+    Object.assign(r, { status: "waiting", computed: 0, table: [], hit: 0, short: null, left: 0, tree: null, preemptions: r.preemptions + 1 });
     drop(state.running, id);
     drop(state.queue, id);
     state.queue.unshift(id);
@@ -153,10 +153,14 @@ function fold(state, step, index, names) {
   for (const [id, hit] of step.admitted ?? []) {
     const r = state.reqs.get(id);
     if (!r) continue;
-    Object.assign(r, { status: "running", hit, computed: hit });
+    Object.assign(r, { status: "running", hit, short: null, computed: hit });
     drop(state.queue, id);
     drop(state.running, id);
     state.running.push(id);
+  }
+  for (const [id, matched, reason] of step.short_hits ?? []) {
+    const r = state.reqs.get(id);
+    if (r) r.short = { matched, reason };
   }
   for (const [id, phase, from, tokens, redirected = 0, left = 0, drafts = 0] of step.rows ?? []) {
     const r = state.reqs.get(id);

@@ -62,6 +62,13 @@ function drawQueue(state, model) {
   return { count: ids.length, html: rows.join("") + more(ids.length - rows.length) || `<p class="none">queue empty</p>` };
 }
 
+/** Why a prefix hit ended before the end of the prompt, after a comma; empty if it did not. */
+function sayShort({ hit, short }) {
+  if (!short) return "";
+  const matched = short.matched > hit ? ` (${count(short.matched)} matched)` : "";
+  return `, ${short.reason.replace("_", " ")}${matched}`;
+}
+
 /** The stretches of a prompt: padding, cached, redirected, done, current, to come. */
 function promptBar(r, setup, axis) {
   const block = setup.block_size;
@@ -73,7 +80,7 @@ function promptBar(r, setup, axis) {
   const fresh = row ? from + row.redirected : from;
   const right = setup.rectangular ? Math.ceil(total / block) * block : total;
   return stretch("pad", 0, start, axis, `left padding ${start}`) +
-    stretch("cached", start, start + Math.min(r.hit, from), axis, `found in the cache ${Math.min(r.hit, from)}`) +
+    stretch("cached", start, start + Math.min(r.hit, from), axis, `found in the cache ${Math.min(r.hit, from)}${sayShort(r)}`) +
     stretch("done", start + Math.min(r.hit, from), start + from, axis, `computed ${from - Math.min(r.hit, from)}`) +
     stretch("redirected", start + from, start + fresh, axis, `computed again, writes redirected: ${fresh - from}`) +
     stretch("now", start + fresh, start + to, axis, `in this step ${to - fresh}`) +
@@ -124,7 +131,7 @@ function decodeRow(r, old, rect, setup, axis) {
   // Rejected drafts are no output.
   const newest = r.row ? Math.max(1, r.row.tokens - r.row.drafts + (r.tree?.accepted?.length ?? 0)) : 0;
   const bar = stretch("pad", 0, start, axis, `left padding ${start}`) +
-    stretch("cached", start, start + r.hit, axis, `found in the cache ${r.hit}`) +
+    stretch("cached", start, start + r.hit, axis, `found in the cache ${r.hit}${sayShort(r)}`) +
     stretch("done", start + r.hit, start + r.prompt, axis, `prompt ${r.prompt}`) +
     stretch("made", start + r.prompt, known, axis, `generated ${r.outputs}`) +
     (r.row ? stretch("now", known - newest, known, axis, "the newest") : "") +
@@ -177,12 +184,12 @@ function drawProjection(state, model) {
 function drawTable(state, model) {
   const { setup } = model;
   const rect = rectangle(state, setup);
-  const head = ["request", "state", "in this step", "why it waits", "drafts accepted", "prompt", "cached", "redirected", "computed", "generated", "limit", "left padding", "tkv", "blocks"];
+  const head = ["request", "state", "in this step", "why it waits", "drafts accepted", "prompt", "cached", "cache ended", "redirected", "computed", "generated", "limit", "left padding", "tkv", "blocks"];
   const body = [...state.reqs.values()].slice(0, 1000).map((r) => {
     const what = r.ended ? `ended: ${sayEnd(r.ended)}` : r.status === "waiting" ? "waiting" : isPrefilling(r) ? "prefill" : "decode";
     const now = r.row ? `${r.row.phase ? "decode" : "prefill"} ${r.row.tokens} at ${r.row.from}` : "";
     const blocks = runs(r.table);
-    return [r.name, what, now, r.ended ? "" : sayReason(r.reason), r.tree?.accepted ? `${r.tree.accepted.length} of ${r.tree.parents.length}` : "", r.prompt, r.hit, r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
+    return [r.name, what, now, r.ended ? "" : sayReason(r.reason), r.tree?.accepted ? `${r.tree.accepted.length} of ${r.tree.parents.length}` : "", r.prompt, r.hit, sayShort(r).slice(2), r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
   });
   const cells = (row, tag) => `<tr>${row.map((v) => `<${tag}>${escapeHtml(v)}</${tag}>`).join("")}</tr>`;
   return `<table><thead>${cells(head, "th")}</thead><tbody>${body.map((row) => cells(row, "td")).join("")}</tbody></table>`;

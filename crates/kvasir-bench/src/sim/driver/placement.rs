@@ -11,8 +11,8 @@ use crate::sim::open_request::{OpenRequest, RequestHistory};
 use crate::sim::step_account::MoveCause;
 use crate::workload::{At, Job};
 use kvasir_engine::{
-    Fault, Finish, Nanos, Params, Phase, Request, RequestId, Role, RoleCharge, RouteRequest, SessionId,
-    Summary, Timings,
+    Fault, Finish, Nanos, Params, Phase, PrefixMatch, Request, RequestId, Role, RoleCharge, RouteRequest,
+    SessionId, Summary, Timings,
 };
 use kvasir_kv::prefix_hashes;
 use kvasir_sample::Sampling;
@@ -192,6 +192,7 @@ const NO_SUMMARY: Summary = Summary {
     prompt: 0,
     outputs: 0,
     cached: 0,
+    prefix: PrefixMatch::NONE,
     dropped: 0,
     preemptions: 0,
     drafted: 0,

@@ -4,11 +4,12 @@
 //! A request may start from cached K/V, its *hit*: its session's retained K/V, the prompt of the
 //! sibling that computed it, or a prefix-cache match.
 
+use crate::request::prefix_match::PrefixMatch;
 use crate::request::sequence::Sequence;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::KvManager;
 use crate::scheduler::retained_sessions::Shortage;
-use kvasir_kv::{Hit, SeqId};
+use kvasir_kv::{Hit, SeqId, ShortHit};
 
 /// Admission terms of a waiting sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,11 @@ pub(crate) struct Grant {
 /// The cache sequence of a sibling's leader, and the number of prompt tokens to fork from it.
 pub(crate) type Fork = Option<(SeqId, u32)>;
 
+/// A hit that covers all that was looked up.
+fn whole_hit(tokens: u32) -> Hit {
+    Hit { tokens, matched: tokens, ..Hit::default() }
+}
+
 /// Other use of the KV cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Activity {
@@ -54,14 +60,14 @@ impl KvManager {
         if let Some((leader, tokens)) = fork {
             // With recurrent states, the fork ends at the last state.
             let floor = self.cache.rewind().and_then(|capability| capability.rewind_floor(leader, tokens));
-            return Hit { tokens: floor.unwrap_or(0).max(self.base), ..Hit::default() };
+            return whole_hit(floor.unwrap_or(0).max(self.base));
         }
         // Prompt log-probabilities need logits, which cached tokens do not produce.
         match self.cache.prefix() {
             Ok(prefix) if self.has_prefix && !sequence.wants_scores() => {
                 prefix.lookup(sequence.tokens.gather(), sequence.cold.params.salt)
             }
-            _ => Hit { tokens: self.base, ..Hit::default() },
+            _ => whole_hit(self.base),
         }
     }
 
@@ -80,8 +86,35 @@ impl KvManager {
                 let (tokens, evictable) = (found.tokens.min(limit), found.evictable.min(limit));
                 (Hit { tokens, evictable, ..found }, 0)
             }
-            tokens => (Hit { tokens, ..Hit::default() }, tokens),
+            tokens => (self.retained_hit(sequence, tokens, found), tokens),
         }
+    }
+
+    /// A hit of `tokens` retained tokens of the request's session, beside what was `found` in the
+    /// prefix cache.
+    fn retained_hit(&self, sequence: &Sequence, tokens: u32, found: Hit) -> Hit {
+        let retained = self.retained.matched(sequence);
+        let most = sequence.len().saturating_sub(1) / self.block() * self.block();
+        let short = if tokens >= most {
+            None
+        } else if retained > tokens {
+            // The sequence has no state at a later length, or the policy uses only part of it.
+            self.cache.shape().groups.states().map(|_| ShortHit::NoCheckpoint)
+        } else if found.tokens == tokens && self.has_prefix {
+            found.short
+        } else {
+            Some(ShortHit::NeverComputed)
+        };
+        let other_salt = if found.short == short { found.other_salt } else { 0 };
+        Hit { tokens, matched: found.matched.max(retained), short, other_salt, ..Hit::default() }
+    }
+
+    /// What the client and the operator learn of an attached hit.
+    pub(crate) fn prefix_match(&self, sequence: &Sequence, hit: Hit) -> PrefixMatch {
+        let Hit { matched, short, other_salt, .. } = hit;
+        let key = sequence.cold.params.key;
+        let public_short = short.map(|short| self.salt_keys.public(short, other_salt, key));
+        PrefixMatch { matched, short, public_short }
     }
 
     /// Admission test: whether the KV slots suffice, and which retained sequences must be evicted.
@@ -164,13 +197,14 @@ impl KvManager {
         if grant.retained == 0 && opened.is_none() && self.retained.len() == 0 {
             return Err(DeferReason::CacheSequences);
         }
+        self.salt_keys.note(sequence.cold.params.salt, sequence.cold.params.key);
         self.retained.evict_victims(&mut *self.cache);
         self.demote_retained(sequence, grant);
         let session = sequence.cold.params.session;
         let taken = session.and_then(|session| self.retained.take(&mut *self.cache, session, grant.retained));
         let (seq, hit) = match (taken, opened) {
             (Some(taken), _) => {
-                let hit = Hit { tokens: taken.tokens.len() as u32, ..Hit::default() };
+                let hit = Hit { tokens: taken.tokens.len() as u32, ..grant.hit };
                 sequence.set_gaps(taken.gaps);
                 (taken.seq, hit)
             }
@@ -231,14 +265,18 @@ impl KvManager {
                     .cache
                     .sequences()
                     .and_then(|capability| capability.copy(leader, seq, 0..tokens.min(limit)));
-                copied.and_then(|()| Ok(Hit { tokens: self.cache.len(seq)?, ..Hit::default() }))
+                copied.and_then(|()| self.cache.len(seq))
             }
             None => {
                 let salt = sequence.cold.params.salt;
                 let tokens = sequence.tokens.gather();
-                self.cache.prefix().and_then(|prefix| prefix.attach(seq, tokens, salt, limit, hit.lookup))
+                let attached = self
+                    .cache
+                    .prefix()
+                    .and_then(|prefix| prefix.attach(seq, tokens, salt, limit, hit.lookup));
+                attached.map(|attached| attached.tokens)
             }
         };
-        attached.unwrap_or(Hit { tokens: self.base, ..Hit::default() })
+        Hit { tokens: attached.unwrap_or(self.base), ..hit }
     }
 }

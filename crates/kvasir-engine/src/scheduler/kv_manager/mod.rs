@@ -8,11 +8,13 @@
 
 pub(crate) mod admission;
 pub(crate) mod import;
+pub(crate) mod salt_keys;
 
 use crate::request::gaps::Gaps;
 use crate::request::sequence::{Sequence, SlotCopies};
 use crate::scheduler::budget::Budget;
 use crate::scheduler::defer_reason::DeferReason;
+use crate::scheduler::kv_manager::salt_keys::SaltKeys;
 use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::recent_keys::RecentKeys;
 use crate::scheduler::retained_sessions::{RetainedSessions, Shortage};
@@ -35,6 +37,7 @@ pub(crate) struct KvManager {
     budget: Budget,
     retained: RetainedSessions,
     recent: RecentKeys,
+    salt_keys: SaltKeys,
     /// Length in tokens of the frozen shared prefix that every sequence starts with; whole blocks.
     base: u32,
     /// Prefix caching is on and the cache has a prefix index.
@@ -65,6 +68,7 @@ impl KvManager {
             budget: Budget::new(block),
             retained: RetainedSessions::new(cache.shape(), if redirects { 0 } else { limits.max_model_len }),
             recent: RecentKeys::default(),
+            salt_keys: SaltKeys::default(),
             base: cache.shape().base,
             has_prefix: limits.prefix_cache && cache.prefix().is_ok(),
             has_events: false,

@@ -21,7 +21,7 @@ use kvasir_chat::Delta;
 use kvasir_chat::{Choice, ParseOptions};
 use kvasir_engine::{Finish, Summary};
 use kvasir_exec::TokenLogprobs;
-use kvasir_kv::Token;
+use kvasir_kv::{ShortHit, Token};
 use serde_json::{Value, json};
 use std::{
     sync::Arc,
@@ -89,6 +89,10 @@ pub struct AnswerOutcome {
     pub prompt: u32,
     /// Prompt tokens found in the prefix cache.
     pub cached: u32,
+    /// Prompt tokens that matched cached K/V.
+    pub matched: u32,
+    /// Why the prefix hit was short, as far as the client may know.
+    pub cache_end: Option<ShortHit>,
     /// Tokens that context shifts have dropped from the context.
     pub dropped: u32,
     /// Drafts that were verified.
@@ -393,6 +397,8 @@ impl AnswerStream {
             reasoning: self.reasoning,
             prompt: summary.prompt,
             cached: summary.cached,
+            matched: summary.prefix.matched,
+            cache_end: summary.prefix.public_short,
             dropped: summary.dropped,
             drafted: summary.drafted,
             // The engine also counts drafts behind a stop sequence.

@@ -1,6 +1,7 @@
 //! Token usage of a request, summed over its answers.
 
 use crate::http::answers::answer_stream::AnswerOutcome;
+use kvasir_kv::ShortHit;
 use serde_json::{Value, json};
 
 /// Token counts of a request, over all its answers.
@@ -10,6 +11,10 @@ pub(crate) struct Usage {
     pub(crate) prompt: u64,
     /// Prompt tokens found in the prefix cache.
     pub(crate) cached: u64,
+    /// Prompt tokens that matched cached K/V.
+    pub(crate) matched: u64,
+    /// The short prefix hit with the most missing tokens: their number, and the reason.
+    pub(crate) short: Option<(u32, ShortHit)>,
     /// Answer tokens.
     pub(crate) completion: u64,
     /// Reasoning tokens among them.
@@ -23,14 +28,27 @@ impl Usage {
     /// Adds an ended answer; a prompt counts once, with its first answer.
     pub(crate) fn add(self, first: bool, ended: &AnswerOutcome) -> Self {
         let once = |n: u32| if first { u64::from(n) } else { 0 };
+        let missing = ended.prompt.saturating_sub(ended.cached);
+        let short = ended.cache_end.filter(|_| first).map(|short| (missing, short));
         Self {
             prompt: self.prompt + once(ended.prompt),
             cached: self.cached + once(ended.cached),
+            matched: self.matched + once(ended.matched),
+            short: self.short.max(short),
             completion: self.completion + u64::from(ended.tokens),
             reasoning: self.reasoning + u64::from(ended.reasoning),
             drafted: self.drafted + u64::from(ended.drafted),
             accepted: self.accepted + u64::from(ended.accepted),
         }
+    }
+
+    /// Details of the prompt's tokens; `cache_end` only for a short prefix hit.
+    pub(crate) fn prompt_details(self) -> Value {
+        let mut details = json!({"cached_tokens": self.cached, "matched_tokens": self.matched});
+        if let Some((_, short)) = self.short {
+            details["cache_end"] = short.label().into();
+        }
+        details
     }
 
     /// Details of the answer's tokens; drafts only if there were some.
@@ -48,7 +66,7 @@ impl Usage {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": self.prompt_details(),
             "completion_tokens_details": self.details(),
         })
     }

@@ -86,7 +86,7 @@ pub(super) fn call_prefix(id: &str) -> String {
 pub(super) fn usage_object(usage: &Usage) -> Value {
     json!({
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached},
+        "input_tokens_details": usage.prompt_details(),
         "output_tokens": usage.completion,
         "output_tokens_details": usage.details(),
         "total_tokens": usage.prompt + usage.completion,
