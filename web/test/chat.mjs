@@ -134,7 +134,7 @@ export async function shown({ page, address, shot }) {
   await mock(page, async (route) => {
     const body = route.request().postDataJSON();
     asked.push(body);
-    const usage = { choices: [], usage: { prompt_tokens: 40, completion_tokens: 2, prompt_tokens_details: { cached_tokens: 32 } } };
+    const usage = { choices: [], usage: { prompt_tokens: 40, completion_tokens: 2, prompt_tokens_details: { cached_tokens: 32, cache_end: "evicted" } } };
     if (body.input.at(-1).type === "function_call_output") {
       const logprobs = { content: [{ ...token("It", 0.9), top_logprobs: [token("It", 0.9), token("<b>", 0.1)] }, { ...token(" is 42.", 0.5), top_logprobs: [] }] };
       return route.fulfill(sse(chunk({ content: "It is 42." }, { logprobs }), chunk({}, { finish_reason: "stop" }), usage));
@@ -169,7 +169,7 @@ export async function shown({ page, address, shot }) {
   await accessible(page, "alternatives of a token");
   await shot("tokens");
   assert.match(await page.locator(".tokentip").innerText(), /It\s+90\.0 %\s+<b>\s+10\.0 %/);
-  assert.match(await page.locator(".meta").last().innerText(), /2 tokens.*32 of 40 prompt tokens cached/);
+  assert.match(await page.locator(".meta").last().innerText(), /2 tokens.*32 of 40 prompt tokens cached, rest evicted/);
 }
 
 export async function refused({ page, address, shot }) {

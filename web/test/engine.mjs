@@ -4,15 +4,15 @@ import assert from "node:assert/strict";
 import { accessible, fits } from "./axe.mjs";
 
 /** Several chats at once on one beginning, in the page's own name. */
-export const crowd = (page, n, max_tokens) => page.evaluate(async ([n, max_tokens]) => {
+export const crowd = (page, n, max_tokens, how = "in a few words") => page.evaluate(async ([n, max_tokens, how]) => {
   const headers = { "Content-Type": "application/json", Authorization: `Bearer ${sessionStorage.getItem("kvasir-key")}` };
   const ask = (i) => {
-    const messages = [{ role: "system", content: "You answer in a few words. ".repeat(12) }, { role: "user", content: `Question ${i}: what is ${i} + ${i}?` }];
+    const messages = [{ role: "system", content: `You answer ${how}. `.repeat(12) }, { role: "user", content: `Question ${i}: what is ${i} + ${i}?` }];
     return fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify({ messages, max_tokens, ignore_eos: true }) }).then((response) => response.json());
   };
   await ask(0);
   return Promise.all(Array.from({ length: n }, (_, i) => ask(i + 1)));
-}, [n, max_tokens]);
+}, [n, max_tokens, how]);
 
 export const tile = (page, name) => page.locator(".tiles div", { hasText: name }).locator("dd").innerText();
 
@@ -38,6 +38,12 @@ export async function live({ page, address }) {
   assert.equal((await page.locator("#live .at").innerText()).split(" of ")[0], at.split(" of ")[0], "an earlier step stays in view");
   await page.click("#live [data-go=end]");
   await page.waitForFunction(() => /eos|max tokens/.test(document.querySelector("#live .decode .body").textContent));
+  // The table of a step says why no more of a prompt was cached.
+  await crowd(page, 1, 4, `in ${Date.now()} words`);
+  await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "184");
+  await page.locator("#live summary", { hasText: "All values" }).click();
+  assert.match(await page.locator("#live .values table").innerText(), /why its cache hit ended[^]*never computed/);
+  await page.locator("#live summary", { hasText: "All values" }).click();
 }
 
 /** A key that opens the chat alone: the engine view says so, and no other key is asked for. */

@@ -210,6 +210,33 @@ fn admitting<I: Index>(name: &str, mut cache: BlockCache<I>, hit: bool, peer: Op
     line(&what, (times[0], times[times.len() / 2]), peer);
 }
 
+/// A new prompt of 8192 tokens in a full cache: its claim, which evicts as many tokens, and its
+/// publication.
+fn replacing<I: Index>(name: &str, mut cache: BlockCache<I>, salt: u64) {
+    let (mut claims, mut publications) = (Vec::new(), Vec::new());
+    for n in 0..200 {
+        let (tokens, step) = (prompt(n + 2, 8192), StepId(u64::from(n) + 1));
+        let seq = cache.open().unwrap();
+        let hit = cache.attach(seq, &tokens, salt, u32::MAX, Lookup::default()).unwrap();
+        let start = Instant::now();
+        cache.claim(step, &[ClaimRow::new(seq, 8192 - hit.tokens)]).unwrap();
+        claims.push(start.elapsed().as_secs_f64() * 1e6);
+        cache.retire(step).unwrap();
+        let start = Instant::now();
+        cache.publish(seq, &tokens, 8192).unwrap();
+        publications.push(start.elapsed().as_secs_f64() * 1e6);
+        cache.close(seq).unwrap();
+    }
+    let block = cache.shape().block_size;
+    for (what, times) in [("claim with eviction of", &mut claims), ("publish", &mut publications)] {
+        let times = &mut times[50..];
+        times.sort_by(f64::total_cmp);
+        let salt = if salt == 0 { "" } else { ", salted" };
+        let what = format!("{name}: {what} 8192 tokens, block {block}{salt}");
+        line(&what, (times[0], times[times.len() / 2]), None);
+    }
+}
+
 fn main() {
     println!(
         "{:<58} {:>9} {:>9}   a peer's least, and how many times ours",
@@ -230,5 +257,10 @@ fn main() {
         admitting("radix", Radix::new(config(16, 1 << 18)).unwrap(), hit, minisgl);
         admitting("radix", Radix::new(config(1, 1 << 18)).unwrap(), hit, minisgl);
         admitting("paged", Paged::new(config(16, 1 << 18)).unwrap(), hit, None);
+    }
+    for salt in [0, 5] {
+        replacing("radix", Radix::new(config(16, 1 << 18)).unwrap(), salt);
+        replacing("radix", Radix::new(config(1, 1 << 18)).unwrap(), salt);
+        replacing("paged", Paged::new(config(16, 1 << 18)).unwrap(), salt);
     }
 }

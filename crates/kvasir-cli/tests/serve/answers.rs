@@ -3,7 +3,11 @@
 
 use super::server::{CHAT, Server, chat};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    thread,
+    time::{Duration, Instant},
+};
 
 #[test]
 fn streamed_and_whole_answers_are_equal() {
@@ -99,18 +103,31 @@ fn bad_requests_get_their_error_and_nothing_else_changes() {
 
 #[test]
 fn prefix_hits_stay_within_one_key() {
-    let server = Server::start("tenants", &["--api-key", "one,two"]);
-    let body = chat(json!({"messages": [{"role": "user", "content": "hello ".repeat(40)}]})).to_string();
-    let cached = |key: &str| {
-        let headers = format!("Content-Type: application/json\r\nAuthorization: Bearer {key}\r\n");
-        let (status, text) = server.send("POST", "/v1/chat/completions", &headers, &body);
-        assert_eq!(status, 200, "{text}");
-        let answer: Value = serde_json::from_str(&text).unwrap();
-        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
-    };
-    assert_eq!(cached("one"), 0);
-    assert!(cached("one") >= 16);
-    assert_eq!(cached("two"), 0);
+    for options in [&[][..], &["--dp", "1", "--threads", "1"]] {
+        let server = Server::start("tenants", &[&["--api-key", "one,two"], options].concat());
+        let headers =
+            |key: &str| format!("Content-Type: application/json\r\nAuthorization: Bearer {key}\r\n");
+        let body = chat(json!({"messages": [{"role": "user", "content": "hello ".repeat(40)}]})).to_string();
+        let cached = |key: &str| {
+            let (status, text) = server.send("POST", "/v1/chat/completions", &headers(key), &body);
+            assert_eq!(status, 200, "{text}");
+            let answer: Value = serde_json::from_str(&text).unwrap();
+            let details = &answer["usage"]["prompt_tokens_details"];
+            let tokens = ["cached_tokens", "matched_tokens"].map(|name| details[name].as_u64().unwrap());
+            (tokens, details["cache_end"].clone())
+        };
+        assert_eq!(cached("one"), ([0, 0], json!("never_computed")), "{options:?}");
+        let ([tokens, matched], end) = cached("one");
+        assert!(tokens >= 16 && matched == tokens && end.is_null(), "{options:?}: {end}");
+        assert_eq!(cached("two"), ([0, 0], json!("never_computed")), "{options:?}");
+        // The operator learns that another key has the prompt. Workers report their metrics later.
+        let label = "kvasir:prefix_ends_total{model_name=\"tiny\",reason=\"other_key\"} 1";
+        let begin = Instant::now();
+        while !server.send("GET", "/metrics", &headers("one"), "").1.lines().any(|line| line == label) {
+            assert!(begin.elapsed() < Duration::from_secs(60), "{options:?}: no `{label}`");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 #[test]

@@ -184,12 +184,12 @@ function drawProjection(state, model) {
 function drawTable(state, model) {
   const { setup } = model;
   const rect = rectangle(state, setup);
-  const head = ["request", "state", "in this step", "why it waits", "drafts accepted", "prompt", "cached", "cache ended", "redirected", "computed", "generated", "limit", "left padding", "tkv", "blocks"];
+  const head = ["request", "state", "in this step", "why it waits", "why its cache hit ended", "drafts accepted", "prompt", "cached", "redirected", "computed", "generated", "limit", "left padding", "tkv", "blocks"];
   const body = [...state.reqs.values()].slice(0, 1000).map((r) => {
     const what = r.ended ? `ended: ${sayEnd(r.ended)}` : r.status === "waiting" ? "waiting" : isPrefilling(r) ? "prefill" : "decode";
     const now = r.row ? `${r.row.phase ? "decode" : "prefill"} ${r.row.tokens} at ${r.row.from}` : "";
     const blocks = runs(r.table);
-    return [r.name, what, now, r.ended ? "" : sayReason(r.reason), r.tree?.accepted ? `${r.tree.accepted.length} of ${r.tree.parents.length}` : "", r.prompt, r.hit, sayShort(r).slice(2), r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
+    return [r.name, what, now, r.ended ? "" : sayReason(r.reason), sayShort(r).slice(2), r.tree?.accepted ? `${r.tree.accepted.length} of ${r.tree.parents.length}` : "", r.prompt, r.hit, r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
   });
   const cells = (row, tag) => `<tr>${row.map((v) => `<${tag}>${escapeHtml(v)}</${tag}>`).join("")}</tr>`;
   return `<table><thead>${cells(head, "th")}</thead><tbody>${body.map((row) => cells(row, "td")).join("")}</tbody></table>`;

@@ -1,0 +1,105 @@
+//! How much of a prompt matched cached K/V and why not more, in summaries, admissions and the
+//! outbox: prefix hits, retained sessions, siblings and salts.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use kvasir_engine::*;
+use kvasir_kv::{CacheConfig, CacheKind, ShortHit, Token, build};
+use kvasir_sim::Toy;
+use kvasir_testkit::complete::{complete, complete_all};
+
+const KINDS: [CacheKind; 2] = [CacheKind::Paged, CacheKind::Radix];
+
+fn engine(kind: CacheKind, slots: u32) -> Engine<Toy> {
+    let config = CacheConfig { block_size: 4, ..CacheConfig::new(slots) };
+    let limits = Limits { prefix_cache: true, ..Limits::default() };
+    let policy = Box::new(Chunked::new(256, Mixing::Off));
+    let core = Core::new(limits, Order::Fcfs, policy, build(kind, &config).unwrap());
+    Engine::new(core, Toy::new(), || 0)
+}
+
+fn request(prompt: &[Token]) -> Request {
+    Request { tag: 1, prompt: prompt.to_vec(), params: Params { max_tokens: 1, ..Params::default() } }
+}
+
+/// Cached tokens, matched tokens, and the reason.
+fn run(engine: &mut Engine<Toy>, request: Request) -> (u32, u32, Option<ShortHit>) {
+    let Summary { cached, prefix, .. } = complete(engine, request).summary;
+    assert_eq!(prefix.short, prefix.public_short, "no request has an API key");
+    (cached, prefix.matched, prefix.short)
+}
+
+#[test]
+fn admissions_and_summaries_agree() {
+    for kind in KINDS {
+        let mut engine = engine(kind, 256);
+        let prompt: Vec<Token> = (20..50).collect();
+        run(&mut engine, request(&prompt[..18]));
+        engine.add_request(request(&prompt)).unwrap();
+        engine.step().unwrap();
+        let [Admission { hit, matched, short, .. }] = engine.core().record().admitted[..] else { panic!() };
+        assert_eq!((hit, matched, short), (16, 16, Some(ShortHit::NeverComputed)), "{kind}");
+        let outbox = engine.core_mut().outbox();
+        let prefix = PrefixMatch { matched, short, public_short: short };
+        assert_eq!(outbox.admitted, [FirstAdmission { tag: 1, cached: hit, prefix }], "{kind}");
+        assert_eq!(run(&mut engine, request(&prompt)), (28, 28, None), "{kind}");
+    }
+}
+
+#[test]
+fn a_turn_of_a_session_ends_at_its_new_message() {
+    for kind in KINDS {
+        let mut engine = engine(kind, 256);
+        let turn = |prompt: &[Token]| {
+            let mut request = request(prompt);
+            request.params.session = Some(SessionId(1));
+            request
+        };
+        let prompt: Vec<Token> = (20..60).collect();
+        assert_eq!(run(&mut engine, turn(&prompt[..20])), (0, 0, Some(ShortHit::NeverComputed)), "{kind}");
+        assert_eq!(engine.core().retained_len(SessionId(1)), 20);
+        assert_eq!(run(&mut engine, turn(&prompt)), (20, 20, Some(ShortHit::NeverComputed)), "{kind}");
+        assert_eq!(run(&mut engine, turn(&prompt)), (36, 36, None), "{kind}");
+    }
+}
+
+#[test]
+fn siblings_share_their_whole_prompt() {
+    for kind in KINDS {
+        let mut engine = engine(kind, 256);
+        let prompt: Vec<Token> = (20..60).collect();
+        let siblings = (0..3).map(|_| request(&prompt)).collect();
+        let summaries = complete_all(&mut engine, siblings).into_iter().map(|done| done.unwrap().summary);
+        let matched: Vec<_> = summaries.map(|summary| (summary.cached, summary.prefix.short)).collect();
+        assert!(matched.contains(&(0, Some(ShortHit::NeverComputed))), "{kind}: {matched:?}");
+        let follow = complete(&mut engine, request(&prompt)).summary;
+        assert_eq!((follow.cached, follow.prefix.short), (36, None), "{kind}");
+    }
+}
+
+#[test]
+fn evicted_prompts_and_prompts_of_other_keys_are_told_apart() {
+    for kind in KINDS {
+        let mut engine = engine(kind, 64);
+        let of_key = |first: Token, key: u64| {
+            let mut request = request(&(first..first + 24).collect::<Vec<_>>());
+            (request.params.key, request.params.salt) = (key, key);
+            request
+        };
+        let short = |engine: &mut Engine<Toy>, request: Request| {
+            let prefix = complete(engine, request).summary.prefix;
+            (prefix.short.unwrap(), prefix.public_short.unwrap())
+        };
+        let never = (ShortHit::NeverComputed, ShortHit::NeverComputed);
+        assert_eq!(short(&mut engine, of_key(100, 1)), never, "{kind}");
+        assert_eq!(
+            short(&mut engine, of_key(100, 2)),
+            (ShortHit::OtherKey, ShortHit::NeverComputed),
+            "{kind}"
+        );
+        for first in [200, 300] {
+            assert_eq!(short(&mut engine, of_key(first, 2)), never, "{kind}");
+        }
+        let evicted = (ShortHit::Evicted, ShortHit::Evicted);
+        assert_eq!(short(&mut engine, of_key(100, 1)), evicted, "{kind}");
+    }
+}
