@@ -36,10 +36,12 @@ fn admissions_and_summaries_agree() {
         run(&mut engine, request(&prompt[..18]));
         engine.add_request(request(&prompt)).unwrap();
         engine.step().unwrap();
-        let [Admission { hit, matched, short, .. }] = engine.core().record().admitted[..] else { panic!() };
-        assert_eq!((hit, matched, short), (16, 16, Some(ShortHit::NeverComputed)), "{kind}");
+        let short = Some(ShortHit::NeverComputed);
+        let prefix = PrefixMatch { matched: 16, short, public_short: short };
+        let request = engine.core().record().admitted[0].request;
+        let hit = 16;
+        assert_eq!(engine.core().record().admitted, [Admission { request, hit, prefix }], "{kind}");
         let outbox = engine.core_mut().outbox();
-        let prefix = PrefixMatch { matched, short, public_short: short };
         assert_eq!(outbox.admitted, [FirstAdmission { tag: 1, cached: hit, prefix }], "{kind}");
         assert_eq!(run(&mut engine, request(&prompt)), (28, 28, None), "{kind}");
     }

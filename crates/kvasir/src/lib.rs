@@ -108,9 +108,9 @@ pub use kvasir_cpu::{KvType, PackedFile, Precision};
 pub use kvasir_draft::TreeShape;
 pub use kvasir_engine::{
     Argument, ConfigError, DraftWidth, EngineConfig, Facts, Finish, GroupFacts, MemoryDivision, Order,
-    Params, PolicyConfig, Refusal, RequestId, Resolved, StateDivision,
+    Params, PolicyConfig, PrefixMatch, Refusal, RequestId, Resolved, StateDivision,
 };
-pub use kvasir_kv::{CacheKind, Token};
+pub use kvasir_kv::{CacheKind, ShortHit, Token};
 pub use kvasir_sample::{
     Acceptance, Allowed, Breakers, Constrained, Constraint, Dry, Follower, Mirostat, MirostatVersion,
     Sampler, SamplerChain, Sampling,

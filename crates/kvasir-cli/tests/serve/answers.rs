@@ -104,7 +104,8 @@ fn bad_requests_get_their_error_and_nothing_else_changes() {
 #[test]
 fn prefix_hits_stay_within_one_key() {
     for options in [&[][..], &["--dp", "1", "--threads", "1"]] {
-        let server = Server::start("tenants", &[&["--api-key", "one,two"], options].concat());
+        let server =
+            Server::start("tenants", &[&["--api-key", "one,two", "--admin-key", "three"], options].concat());
         let headers =
             |key: &str| format!("Content-Type: application/json\r\nAuthorization: Bearer {key}\r\n");
         let body = chat(json!({"messages": [{"role": "user", "content": "hello ".repeat(40)}]})).to_string();
@@ -123,7 +124,7 @@ fn prefix_hits_stay_within_one_key() {
         // The operator learns that another key has the prompt. Workers report their metrics later.
         let label = "kvasir:prefix_ends_total{model_name=\"tiny\",reason=\"other_key\"} 1";
         let begin = Instant::now();
-        while !server.send("GET", "/metrics", &headers("one"), "").1.lines().any(|line| line == label) {
+        while !server.send("GET", "/metrics", &headers("three"), "").1.lines().any(|line| line == label) {
             assert!(begin.elapsed() < Duration::from_secs(60), "{options:?}: no `{label}`");
             thread::sleep(Duration::from_millis(20));
         }

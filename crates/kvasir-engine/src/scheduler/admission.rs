@@ -76,18 +76,17 @@ impl SchedulerState {
             sequence.cold.context_left = sequence.cold.context_left.min(left);
             sequence.stops = FastStop::of(&sequence.cold.params, sequence.cold.context_left);
         }
+        let prefix = self.kv.prefix_match(sequence, hit);
         if sequence.cold.timings.admitted.is_none() {
             sequence.cold.timings.admitted = Some(now);
-            let (tag, cached, prefix) = (sequence.tag, hit.tokens, self.kv.prefix_match(sequence, hit));
-            sequence.cold.first_hit = cached;
+            sequence.cold.first_hit = hit.tokens;
             sequence.cold.prefix = prefix;
-            self.outbox.admitted.push(FirstAdmission { tag, cached, prefix });
+            self.outbox.admitted.push(FirstAdmission { tag: sequence.tag, cached: hit.tokens, prefix });
         }
         let more = sequence.longest().saturating_sub(sequence.len()) as usize;
         sequence.tokens.reserve(more.min(MOST_RESERVED_OUTPUTS));
         self.binds.push((row, spec(sequence, self.limits.max_model_len)));
-        let Hit { tokens, matched, short, .. } = hit;
-        self.record.admitted.push(Admission { request: sequence.id, hit: tokens, matched, short });
+        self.record.admitted.push(Admission { request: sequence.id, hit: hit.tokens, prefix });
         Ok(hit)
     }
 }

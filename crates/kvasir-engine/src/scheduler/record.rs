@@ -2,11 +2,12 @@
 //! pool usage and costs.
 
 use crate::request::ids::RequestId;
+use crate::request::prefix_match::PrefixMatch;
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::limits::Costs;
 use kvasir_exec::StepKind;
-use kvasir_kv::{PoolUsage, ShortHit, StepId};
+use kvasir_kv::{PoolUsage, StepId};
 use serde::{Deserialize, Serialize};
 
 /// A request that was admitted.
@@ -16,12 +17,9 @@ pub struct Admission {
     pub request: RequestId,
     /// Cache-hit tokens.
     pub hit: u32,
-    /// Tokens that matched cached K/V; see [`PrefixMatch`](crate::PrefixMatch).
+    /// How much of its tokens matched cached K/V, and why not more.
     #[serde(default)]
-    pub matched: u32,
-    /// Why the hit is short, if it is.
-    #[serde(default)]
-    pub short: Option<ShortHit>,
+    pub prefix: PrefixMatch,
 }
 
 /// A request that arrived since the previous step.

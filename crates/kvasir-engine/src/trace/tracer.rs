@@ -4,12 +4,14 @@
 //! Invariant: the deltas add up. At every step the blocks that requests own are the blocks reported
 //! as held. A tracer that joins a running engine first writes the full state of every live request. One
 //! that is limited to a client key writes that key's requests only: others are neither named nor
-//! described, but the pool's usage and the numbers of waiting and running requests count them.
+//! described, but the pool's usage and the numbers of waiting and running requests count them. It
+//! gives the public reasons of short prefix hits.
 
 use crate::core::Core;
 use crate::engine::Observer;
 use crate::request::event::Event;
 use crate::request::ids::RequestId;
+use crate::request::prefix_match::PrefixMatch;
 use crate::request::timings::Nanos;
 use crate::trace::step_trace::{StepTrace, TableChange};
 use kvasir_exec::{RowKind, Step, StepError};
@@ -170,8 +172,9 @@ impl<S: TraceSink> Tracer<S> {
             let Some(known) = self.live.get_mut(&admission.request) else { continue };
             known.computed = admission.hit;
             self.record.admitted.push((known.number, admission.hit));
-            let short = admission.short.map(|short| (known.number, admission.matched, short));
-            self.record.short_hits.extend(short);
+            let PrefixMatch { matched, short, public_short } = admission.prefix;
+            let short = if self.only.is_some() { public_short } else { short };
+            self.record.short_hits.extend(short.map(|short| (known.number, matched, short)));
         }
         for request in record.preempted.iter().chain(&record.shifted) {
             self.record.preempted.extend(self.number(*request));

@@ -211,7 +211,7 @@ impl EngineMetrics {
             let prompt = core.sequence(admission.request).map_or(0, |new| new.len() - new.in_flight());
             self.prefix_queries.add(prompt.into());
             self.prefix_hits.add(admission.hit.into());
-            if let Some(short) = admission.short {
+            if let Some(short) = admission.prefix.short {
                 self.prefix_ends[short as usize].add(1);
                 self.prefix_end_tokens[short as usize].add(prompt.saturating_sub(admission.hit).into());
             }

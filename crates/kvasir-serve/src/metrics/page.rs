@@ -8,7 +8,7 @@
 use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::engine_metrics::{DRAFT_POSITIONS, EngineMetrics};
-use crate::metrics::prometheus::{Counter, Names, TextExposition};
+use crate::metrics::prometheus::{Names, TextExposition};
 use crate::metrics::tokenizers::tokenizer_processes;
 use crate::metrics::transfers::transfers;
 use crate::metrics::{FINISHED, Metrics, REJECTED};
@@ -27,6 +27,9 @@ pub struct ServerStatus<'a> {
     pub dropped_reports: u64,
     /// Lines that could not be written to the log.
     pub lost_log_lines: u64,
+    /// Whether a client reads the page, which must not learn what other keys have cached:
+    /// `other_key` then counts as `never_computed`.
+    pub is_for_client: bool,
 }
 
 impl Metrics {
@@ -41,6 +44,7 @@ impl Metrics {
         transfers(&mut page, replicas);
         tokenizer_processes(&mut page, tokenizers);
         self.counters(&mut page);
+        self.short_hits(&mut page, status.is_for_client);
         report_losses(&mut page, status);
         self.per_key.expose(&mut page);
         self.histograms(&mut page);
@@ -137,18 +141,6 @@ impl Metrics {
             "Prompt tokens found in the prefix cache.",
             self.engine.prefix_hits.get(),
         );
-        let reasons = || ShortHit::ALL.iter().map(|short| format!("reason=\"{}\"", short.label()));
-        let values = |counters: &[Counter]| counters.iter().map(Counter::get).collect::<Vec<_>>();
-        page.counters(
-            "prefix_ends_total",
-            "Admissions whose prefix hit was short, by the reason why it ended.",
-            reasons().zip(values(&self.engine.prefix_ends)),
-        );
-        page.counters(
-            "prefix_end_tokens_total",
-            "Prompt tokens behind short prefix hits, by the reason why these ended.",
-            reasons().zip(values(&self.engine.prefix_end_tokens)),
-        );
         page.counter(
             "num_preemptions_total",
             "Preemptions: running requests returned to the queue.",
@@ -216,6 +208,31 @@ impl Metrics {
             "Deferrals: times that a request was not scheduled into a step, by reason.",
             by("reason", &DeferralGroup::LABELS).zip(values),
         );
+    }
+
+    fn short_hits(&self, page: &mut TextExposition, is_for_client: bool) {
+        let families = [
+            (
+                "prefix_ends_total",
+                "Admissions whose prefix hit was short, by the reason why it ended.",
+                &self.engine.prefix_ends,
+            ),
+            (
+                "prefix_end_tokens_total",
+                "Prompt tokens behind short prefix hits, by the reason why these ended.",
+                &self.engine.prefix_end_tokens,
+            ),
+        ];
+        for (name, help, counters) in families {
+            let value = |short: ShortHit| counters[short as usize].get();
+            let shown = |short: ShortHit| match short {
+                ShortHit::OtherKey if is_for_client => 0,
+                ShortHit::NeverComputed if is_for_client => value(short) + value(ShortHit::OtherKey),
+                short => value(short),
+            };
+            let label = |short: ShortHit| format!("reason=\"{}\"", short.label());
+            page.counters(name, help, ShortHit::ALL.iter().map(|short| (label(*short), shown(*short))));
+        }
     }
 
     fn histograms(&self, page: &mut TextExposition) {

@@ -2,7 +2,10 @@
 
 use super::server::Server;
 use kvasir_kv::CacheKind;
+use kvasir_serve::http::{AccessControl, ApiKey, Keys};
+use kvasir_sim::Toy;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const KINDS: [CacheKind; 2] = [CacheKind::Paged, CacheKind::Radix];
 
@@ -57,16 +60,28 @@ fn a_short_hit_names_eviction_or_new_tokens() {
 #[test]
 fn clients_learn_of_other_salts_of_their_own_key_only() {
     for kind in KINDS {
-        let server = Server::start(kind, 512, &["sk-one", "sk-two"]);
+        let key = |secret: &str, is_admin| ApiKey { name: None, secret: secret.into(), is_admin };
+        let secrets = [("sk-one", false), ("sk-two", false), ("sk-admin", true)];
+        let keys = Keys::new(secrets.map(|(secret, is_admin)| key(secret, is_admin)).to_vec());
+        let access = AccessControl { keys, ..AccessControl::default() };
+        let server = Server::behind(Toy::new(), kind, 512, access, Duration::MAX);
         let end = |key: &str, body: Value| complete(&server, key, body)["cache_end"].clone();
         assert_eq!(end("sk-one", json!({"prompt": prompt(10)})), "never_computed", "{kind}");
         assert_eq!(end("sk-two", json!({"prompt": prompt(10)})), "never_computed", "{kind}");
-        assert_eq!(counted(&server, "sk-one", "other_key"), (1, 97), "the operator knows more");
+        assert_eq!(counted(&server, "sk-admin", "other_key"), (1, 97), "the operator knows more");
         let salted = |salt: &str| json!({"prompt": prompt(30), "cache_salt": salt});
         assert_eq!(end("sk-one", salted("a")), "never_computed", "{kind}");
         assert_eq!(end("sk-one", salted("b")), "other_key", "{kind}");
         assert_eq!(end("sk-one", salted("b")), Value::Null, "{kind}");
-        assert_eq!(counted(&server, "sk-one", "other_key"), (2, 2 * 97), "{kind}");
+        assert_eq!(counted(&server, "sk-admin", "other_key"), (2, 2 * 97), "{kind}");
+
+        // Where no key is an admin's, clients read the metrics.
+        let server = Server::start(kind, 512, &["sk-one", "sk-two"]);
+        for key in ["sk-one", "sk-two"] {
+            complete(&server, key, json!({"prompt": prompt(10)}));
+        }
+        assert_eq!(counted(&server, "sk-two", "other_key"), (0, 0), "{kind}");
+        assert_eq!(counted(&server, "sk-two", "never_computed"), (2, 2 * 97), "{kind}");
 
         let server = Server::start(kind, 512, &[]);
         let end = |salt: &str| complete(&server, "", salted(salt))["cache_end"].clone();

@@ -1,13 +1,14 @@
 //! `/health` (`/ready`), `/version`, `/metrics` and `/v1/models`: state and description of the server.
 
 use crate::error::ApiError;
+use crate::http::access::api_keys::SeesAll;
 use crate::http::app::App;
 use crate::http::error_response::ANTHROPIC_VERSION;
 use crate::metrics::page::ServerStatus;
 use crate::metrics::{Names, process};
 use crate::timestamp::rfc3339;
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State},
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
@@ -37,7 +38,10 @@ pub(crate) async fn version() -> Json<Value> {
 }
 
 /// Prometheus metrics.
-pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn metrics(
+    State(app): State<Arc<App>>,
+    Extension(SeesAll(sees_all)): Extension<SeesAll>,
+) -> Response {
     let replicas = app.host.replicas().map(Replicas::status).unwrap_or_default();
     let tokenizers = app.model.tokenizer_status().unwrap_or_default();
     let reports = app.host.reports();
@@ -46,6 +50,7 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
         tokenizers: &tokenizers,
         dropped_reports: reports.dropped(),
         lost_log_lines: reports.lost_lines(),
+        is_for_client: !sees_all,
     };
     let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open(), status);
     process::append(&mut text);
