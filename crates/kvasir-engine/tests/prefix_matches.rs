@@ -6,6 +6,7 @@ use kvasir_engine::*;
 use kvasir_kv::{CacheConfig, CacheKind, ShortHit, Token, build};
 use kvasir_sim::Toy;
 use kvasir_testkit::complete::{complete, complete_all, drain};
+use std::sync::{Arc, Mutex};
 
 const KINDS: [CacheKind; 2] = [CacheKind::Paged, CacheKind::Radix];
 
@@ -106,5 +107,35 @@ fn evicted_prompts_and_prompts_of_other_keys_are_told_apart() {
         }
         let evicted = (ShortHit::Evicted, ShortHit::Evicted);
         assert_eq!(short(&mut engine, of_key(100, 1)), evicted, "{kind}");
+    }
+}
+
+/// A sink that collects the short hits of all steps.
+#[derive(Clone, Default)]
+struct ShortHits(Arc<Mutex<Vec<ShortHit>>>);
+
+impl TraceSink for ShortHits {
+    fn write(&mut self, step: &StepTrace) {
+        self.0.lock().unwrap().extend(step.short_hits.iter().map(|(_, _, short)| *short));
+    }
+}
+
+#[test]
+fn a_trace_of_one_key_has_its_public_reasons() {
+    for kind in KINDS {
+        let (all, own) = (ShortHits::default(), ShortHits::default());
+        let mut engine = engine(kind, 256)
+            .observe(Box::new(Tracer::new(all.clone(), 0..u64::MAX)))
+            .observe(Box::new(Tracer::new(own.clone(), 0..u64::MAX).only(2)));
+        for key in [1, 2] {
+            let mut request = request(&[7; 24]);
+            (request.params.key, request.params.salt) = (key, key);
+            complete(&mut engine, request);
+        }
+        // A record is written when the next step is scheduled.
+        complete(&mut engine, request(&[9; 4]));
+        let [all, own] = [all, own].map(|sink| sink.0.lock().unwrap().clone());
+        assert_eq!(all, [ShortHit::NeverComputed, ShortHit::OtherKey], "{kind}");
+        assert_eq!(own, [ShortHit::NeverComputed], "{kind}");
     }
 }
