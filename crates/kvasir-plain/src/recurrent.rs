@@ -11,14 +11,14 @@
 
 use crate::math::sigmoid;
 use crate::weights::Weights;
-use kvasir_program::{DeltaForm, Op, ScanForm, StateId, ValueId};
+use kvasir_program::{DecayGate, DeltaForm, Op, ScanForm, StateId, ValueId};
 
 /// The recurrence of an op, with its weights.
 pub(crate) enum Recurrence<'a> {
     /// `y = act(bias + Σ_j weight[j] x[t - kernel + 1 + j])` per channel; `weight` has `kernel`
     /// elements per channel, the oldest token first.
     ShortConv { weight: &'a [f32], bias: Option<&'a [f32]>, kernel: usize, silu: bool },
-    /// The gated delta rule; `decay` and `dt_bias` are one per value head.
+    /// The gated delta rule; `decay` has one weight per value head, `dt_bias` one per decay.
     GatedDelta { form: &'a DeltaForm, decay: &'a [f32], dt_bias: &'a [f32] },
     /// The selective scan; the weights are one per head.
     SelectiveScan { form: &'a ScanForm, decay: &'a [f32], dt_bias: &'a [f32], skip: &'a [f32] },
@@ -95,7 +95,7 @@ impl<'a> Recurrence<'a> {
                 let input = DeltaInput::of(form, input);
                 let reading = &mut { reading };
                 for head in 0..form.value_heads {
-                    input.advance_head(form, head, (decay[head], dt_bias[head]), state, reading.as_mut());
+                    input.advance_head(form, head, (decay[head], dt_bias), state, reading.as_mut());
                 }
             }
             Self::SelectiveScan { form, decay, dt_bias, skip } => {
@@ -141,16 +141,17 @@ impl<'a> DeltaInput<'a> {
     fn of(form: &DeltaForm, input: &'a [f32]) -> Self {
         let (k, rest) = input.split_at(form.key_heads * form.key_dim);
         let (v, rest) = rest.split_at(form.value_heads * form.value_dim);
-        let (decay, beta) = rest.split_at(form.value_heads);
+        let (decay, beta) = rest.split_at(form.decays());
         Self { k, v, decay, beta }
     }
 
-    /// Applies the input to the state of one value head, whose decay weight and bias are given.
+    /// Applies the input to the state of one value head. Given are its decay weight and the decay
+    /// biases of all heads.
     fn advance_head(
         &self,
         form: &DeltaForm,
         head: usize,
-        (decay, dt_bias): (f32, f32),
+        (decay, dt_bias): (f32, &[f32]),
         state: &mut [f32],
         reading: Option<&mut Reading<'_>>,
     ) {
@@ -158,10 +159,11 @@ impl<'a> DeltaInput<'a> {
         let state = &mut state[head * size..][..size];
         let key = form.key_head(head) * form.key_dim;
         let k = l2_normalize(&self.k[key..][..form.key_dim]);
-        let g = form.decay_rate.of(decay) * softplus(self.decay[head] + dt_bias);
         let beta = sigmoid(self.beta[head]);
-        let decay_factor = g.exp();
-        state.iter_mut().for_each(|s| *s *= decay_factor);
+        let factors = decay_factors(self.decay, dt_bias, form, head, form.decay_rate.of(decay));
+        for (row, factor) in state.chunks_exact_mut(form.value_dim).zip(factors) {
+            row.iter_mut().for_each(|s| *s *= factor);
+        }
         let v = &self.v[head * form.value_dim..][..form.value_dim];
         for (j, v) in v.iter().enumerate() {
             let delta = beta * (v - column_dot(state, form.value_dim, j, &k));
@@ -174,6 +176,20 @@ impl<'a> DeltaInput<'a> {
             q.iter_mut().for_each(|q| *q /= scale);
             let y = &mut y[head * form.value_dim..][..form.value_dim];
             y.iter_mut().enumerate().for_each(|(j, y)| *y = column_dot(state, form.value_dim, j, &q));
+        }
+    }
+}
+
+/// The decay of each row of a value head's state: `exp(g)`.
+fn decay_factors(x: &[f32], dt_bias: &[f32], form: &DeltaForm, head: usize, rate: f32) -> Vec<f32> {
+    let unbounded = |at: usize| (rate * softplus(x[at] + dt_bias[at])).exp();
+    let channels = head * form.key_dim..(head + 1) * form.key_dim;
+    match form.gate {
+        DecayGate::Head => vec![unbounded(head); form.key_dim],
+        DecayGate::Channel => channels.map(unbounded).collect(),
+        DecayGate::BoundedChannel { lower_bound } => {
+            let g = |at: usize| lower_bound * sigmoid(-rate * (x[at] + dt_bias[at]));
+            channels.map(|at| g(at).exp()).collect()
         }
     }
 }

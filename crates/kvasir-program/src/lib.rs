@@ -67,7 +67,7 @@ pub use crate::ir::op::{NormKind, Op, Pairs};
 pub use crate::ir::pooling::Pooling;
 pub use crate::ir::program::{Program, Purpose, Shard, Tap};
 pub use crate::ir::recurrent::{
-    DecayRate, DeltaForm, HeadMap, ScanForm, StateFacts, StateId, TimeStepLimits,
+    DecayGate, DecayRate, DeltaForm, HeadMap, ScanForm, StateFacts, StateId, TimeStepLimits,
 };
 pub use crate::ir::rope::{LongRope, Rope, RopeId, Temperature};
 pub use crate::ir::state_layout::{StateLayout, StateSpan};

@@ -227,6 +227,28 @@ fn queries_grow_with_the_position() {
 }
 
 #[test]
+fn delta_and_attention_layers_are_listed_from_one() {
+    let recurrent = |kda: Json, full: Json, more: Json| {
+        let linear = json!({"kda_layers": kda, "full_attn_layers": full, "num_heads": 2, "head_dim": 16});
+        let mut config = json!({
+            "linear_attn_config": linear, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+            "v_head_dim": 16, "first_k_dense_replace": 1});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let built = small("KimiLinearForCausalLM", config)?;
+        assert!(!built.target.ops.iter().any(|op| matches!(op, Op::Rotary { .. })));
+        Ok::<_, String>(built.target.ops.iter().filter(|op| matches!(op, Op::GatedDelta { .. })).count())
+    };
+    assert_eq!(recurrent(json!([1, 2]), json!([3]), json!({})), Ok(2));
+    assert_eq!(recurrent(json!([3]), json!([1, 2]), json!({})), Ok(1));
+    let error = |kda: Json, full: Json, more: Json| recurrent(kda, full, more).unwrap_err();
+    assert!(error(json!([1]), json!([3]), json!({})).contains("lack layer 2"));
+    assert!(error(json!([1, 2]), json!([2, 3]), json!({})).contains("both list layer 2"));
+    assert!(error(json!([1, 2]), json!([3]), json!({"mla_use_nope": false})).contains("mla_use_nope"));
+    let softmax = json!({"moe_router_activation_func": "softmax"});
+    assert!(error(json!([1, 2]), json!([3]), softmax).contains("scoring_func is \"softmax\""));
+}
+
+#[test]
 fn dense_layers_are_listed_or_counted() {
     let mixtures = |more: Json| {
         let mut config = json!({

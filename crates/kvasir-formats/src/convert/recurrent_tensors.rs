@@ -23,7 +23,7 @@ pub(super) fn placements(
         _ => Err(bad()),
     };
     let column = || match *shape {
-        [heads] => Ok(vec![heads, 1]),
+        [heads] | [1, 1, heads, 1] => Ok(vec![heads, 1]),
         _ => Err(bad()),
     };
     let (shape, change) = match transform {

@@ -101,7 +101,7 @@ impl Parts {
     }
 
     fn layer(&self, b: &mut Builder<'_>, i: usize, x: ValueId) -> Result<ValueId> {
-        let attend = |b: &mut Builder<'_>, h| self.latent.build(b, i, h, self.rope);
+        let attend = |b: &mut Builder<'_>, h| self.latent.build(b, i, h, Some(self.rope));
         layer(b, i, x, self.norms, attend, |b, _, h| self.experts.build(b, i, h))
     }
 

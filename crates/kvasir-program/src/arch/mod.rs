@@ -18,6 +18,7 @@ pub(crate) mod glm4_moe;
 pub(crate) mod glm4_moe_lite;
 pub(crate) mod gpt_oss;
 pub(crate) mod granite;
+pub(crate) mod kimi_linear;
 pub(crate) mod lfm2;
 pub(crate) mod llama;
 pub(crate) mod minimax_m2;
@@ -95,6 +96,7 @@ const ALL: &[&Architecture] = &[
     &minimax_m2::MINIMAX_M2,
     &deepseek::DEEPSEEK_V3,
     &deepseek::DEEPSEEK_V32,
+    &kimi_linear::KIMI_LINEAR,
     &bert::BERT,
     &modernbert::MODERN_BERT,
 ];

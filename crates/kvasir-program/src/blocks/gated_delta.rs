@@ -12,7 +12,7 @@ use crate::builder::recurrent::{Convolution, DeltaOperands};
 use crate::error::Result;
 use crate::ir::activation::Activation;
 use crate::ir::op::NormKind;
-use crate::ir::recurrent::{DecayRate, DeltaForm, HeadMap};
+use crate::ir::recurrent::{DecayGate, DecayRate, DeltaForm, HeadMap};
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
 
@@ -116,6 +116,7 @@ impl GatedDeltaNet {
             decay: b.weight(&format!("{p}A_log"), &[self.value_heads], Role::Recurrence)?,
             decay_rate: if layout.ssm_tensors { DecayRate::Rate } else { DecayRate::Logarithm },
             dt_bias: b.weight(&format!("{p}dt_bias"), &[self.value_heads], Role::Recurrence)?,
+            gate: DecayGate::Head,
         })
     }
 }

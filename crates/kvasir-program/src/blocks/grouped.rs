@@ -19,6 +19,8 @@ pub(crate) struct Grouped {
     experts: Routed,
     shared: usize,
     dense: FeedForward,
+    /// Name of a sparse layer's MoE block.
+    block: &'static str,
 }
 
 impl Grouped {
@@ -44,14 +46,21 @@ impl Grouped {
         let dense = FeedForward::read(config)?;
         let (names, activation, correction) = (Routed::NAMES, dense.activation, Some(Routed::CORRECTION));
         let experts = Routed { count, inner, names, activation, correction, routing };
-        Ok(Self { first, every, experts, shared, dense })
+        Ok(Self { first, every, experts, shared, dense, block: "mlp" })
+    }
+
+    /// With the tensor names of Mixtral: `block_sparse_moe` and `w1`, `w3`, `w2`. Dense layers and
+    /// shared experts keep the usual names.
+    pub(crate) fn block_sparse(self) -> Self {
+        let experts = Routed { names: ["w1", "w3", "w2"], ..self.experts };
+        Self { experts, block: "block_sparse_moe", ..self }
     }
 
     pub(crate) fn build(&self, b: &mut Builder<'_>, layer: usize, x: ValueId) -> Result<ValueId> {
-        let p = format!("model.layers.{layer}.mlp.");
         if layer < self.first || !layer.is_multiple_of(self.every) {
-            return self.dense.build(b, &p, x);
+            return self.dense.build(b, &format!("model.layers.{layer}.mlp."), x);
         }
+        let p = format!("model.layers.{layer}.{}.", self.block);
         let y = self.experts.build(b, &p, x)?;
         if self.shared == 0 {
             return Ok(y);

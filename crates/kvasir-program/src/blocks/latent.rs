@@ -1,4 +1,5 @@
-//! MLA (multi-head latent attention) with absorbed projections, and the sparse-attention indexer.
+//! MLA (multi-head latent attention) with absorbed projections, with or without RoPE, and the
+//! sparse-attention indexer.
 //!
 //! Per head, with latent c, up-projections W_uk and W_uv, and rotary parts r:
 //!
@@ -22,8 +23,8 @@ use crate::ir::weight::{Matrices, Matrix, Role};
 
 /// MLA in its absorbed form.
 ///
-/// The KV cache holds one row per token, shared by all heads: the normed latent and one rotated key
-/// part.
+/// The KV cache holds one row per token, shared by all heads: the normed latent and one key part,
+/// rotated if there is a rope.
 #[derive(Clone, Copy)]
 pub(crate) struct Latent {
     heads: usize,
@@ -32,7 +33,8 @@ pub(crate) struct Latent {
     rank: usize,
     /// Elements of a query and key head without RoPE (`qk_nope_head_dim`).
     still: usize,
-    /// Elements with RoPE (`qk_rope_head_dim`).
+    /// Elements of the key part that all heads share, with RoPE if there is any
+    /// (`qk_rope_head_dim`).
     turning: usize,
     value: usize,
     bias: bool,
@@ -95,7 +97,7 @@ impl Latent {
         b: &mut Builder<'_>,
         layer: usize,
         x: ValueId,
-        rope: RopeId,
+        rope: Option<RopeId>,
     ) -> Result<ValueId> {
         let p = format!("model.layers.{layer}.self_attn.");
         let id = b.layer(LayerFacts {
@@ -108,10 +110,13 @@ impl Latent {
             index_dim: self.indexer.map_or(0, |i| i.dim),
         });
         let (q_latent, q) = self.queries(b, &p, x)?;
-        let q = b.rotary(q, self.heads, self.still, rope, self.pairs)?;
+        let q = match rope {
+            Some(rope) => b.rotary(q, self.heads, self.still, rope, self.pairs)?,
+            None => q,
+        };
         let k = self.keys(b, &p, x, rope)?;
-        let selection = match (self.indexer, q_latent) {
-            (Some(indexer), Some(latent)) => Some(indexer.build(b, &p, x, latent, id, rope)?),
+        let selection = match (self.indexer, q_latent, rope) {
+            (Some(indexer), Some(latent), Some(rope)) => Some(indexer.build(b, &p, x, latent, id, rope)?),
             _ => None,
         };
         let (expand_k, expand_v) = self.expansions(b, &p)?;
@@ -142,15 +147,18 @@ impl Latent {
         Ok((Some(latent), b.linear(latent, up)?))
     }
 
-    /// The row that the KV cache stores: normed latent and rotated key part.
-    fn keys(&self, b: &mut Builder<'_>, p: &str, x: ValueId, rope: RopeId) -> Result<ValueId> {
+    /// The row that the KV cache stores: normed latent and shared key part.
+    fn keys(&self, b: &mut Builder<'_>, p: &str, x: ValueId, rope: Option<RopeId>) -> Result<ValueId> {
         let (hidden, width) = (b.program.hidden, self.rank + self.turning);
         let matrix = b.matrix(&format!("{p}kv_a_proj_with_mqa"), width, hidden, self.bias, Role::Matrix)?;
         let both = b.linear(x, matrix)?;
         let latent = b.slice(both, 1, 0, self.rank)?;
         let latent = b.rms(latent, &format!("{p}kv_a_layernorm"), 1, EPS)?;
         let turning = b.slice(both, 1, self.rank, self.turning)?;
-        let turning = b.rotary(turning, 1, 0, rope, self.pairs)?;
+        let turning = match rope {
+            Some(rope) => b.rotary(turning, 1, 0, rope, self.pairs)?,
+            None => turning,
+        };
         b.concat(latent, turning, 1)
     }
 

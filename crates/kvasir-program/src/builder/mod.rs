@@ -102,6 +102,20 @@ impl<'a> Builder<'a> {
         Ok(self.declare(name, shape, role, None))
     }
 
+    /// [`Self::weight`] of a tensor whose stored shape may have more or fewer dimensions of size 1.
+    pub(crate) fn weight_with_unit_dims(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        role: Role,
+    ) -> Result<WeightId> {
+        let without_unit_dims =
+            |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|size| *size != 1).collect() };
+        let stored = self.source.shape(name);
+        let stored = stored.filter(|stored| without_unit_dims(stored) == without_unit_dims(shape));
+        self.weight(name, stored.as_deref().unwrap_or(shape), role)
+    }
+
     /// Declares a tied weight: the bytes of `to` are used instead.
     pub(crate) fn tied(&mut self, name: &str, to: WeightId) -> Result<WeightId> {
         let (shape, role) = (self.program.weight(to).shape.clone(), self.program.weight(to).role);

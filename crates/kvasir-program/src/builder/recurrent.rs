@@ -52,9 +52,8 @@ impl Builder<'_> {
         kernel: usize,
         bias: bool,
     ) -> Result<Convolution> {
-        let squeezed = self.source.layout.ssm_tensors;
-        let shape: &[usize] = if squeezed { &[channels, kernel] } else { &[channels, 1, kernel] };
-        let weight = self.weight(&format!("{name}.weight"), shape, Role::Recurrence)?;
+        let name_of_weight = format!("{name}.weight");
+        let weight = self.weight_with_unit_dims(&name_of_weight, &[channels, 1, kernel], Role::Recurrence)?;
         let bias =
             if bias { Some(self.weight(&format!("{name}.bias"), &[channels], Role::Bias)?) } else { None };
         Ok(Convolution { weight, bias, kernel, silu: false })
@@ -91,9 +90,8 @@ impl Builder<'_> {
             self.same(self.width(operand), form.key_heads * form.key_dim, "linear_num_key_heads")?;
         }
         self.same(self.width(v), form.value_heads * form.value_dim, "linear_num_value_heads")?;
-        for operand in [decay, beta] {
-            self.same(self.width(operand), form.value_heads, "linear_num_value_heads")?;
-        }
+        self.same(self.width(decay), form.decays(), "linear_num_value_heads")?;
+        self.same(self.width(beta), form.value_heads, "linear_num_value_heads")?;
         let state = self.state(form.state());
         let op = |out| Op::GatedDelta { q, k, v, decay, beta, form, state, out };
         Ok(self.numbers(form.value_heads * form.value_dim, op))

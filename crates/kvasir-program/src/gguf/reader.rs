@@ -5,7 +5,7 @@ use crate::gguf::metadata::Metadata;
 use serde_json::{Map, Value as Json};
 
 /// Upper bound of layers in per-layer lists, whatever the file says.
-const MAX_LAYERS: u64 = 1 << 12;
+pub(crate) const MAX_LAYERS: u64 = 1 << 12;
 
 /// The metadata of a file, and the config made from it so far.
 pub(crate) struct ConfigReader<'a> {

@@ -5,6 +5,7 @@
 
 use crate::builder::source::Layout;
 use crate::gguf::metadata::Metadata;
+use crate::gguf::reader::MAX_LAYERS;
 
 /// A change of values between Hugging Face and GGUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,8 +95,12 @@ impl Transform {
         match self {
             Self::InterleavePairs { .. } => layout.interleaved_qk = true,
             Self::PlusOne => layout.norm_plus_one = true,
-            // Older files keep `kv_b_proj` whole.
-            Self::SplitLatent => layout.split_kv_b = file.shape("blk.0.attn_k_b.weight").is_some(),
+            // Older files keep `kv_b_proj` whole. Not every layer of a hybrid model has MLA.
+            Self::SplitLatent => {
+                let blocks = file.value("block_count").and_then(|count| count.as_u64()).unwrap_or(0);
+                let is_split = |n| file.shape(&format!("blk.{n}.attn_k_b.weight")).is_some();
+                layout.split_kv_b = (0..blocks.min(MAX_LAYERS)).any(is_split);
+            }
             Self::SplitExperts => layout.split_gate_up = true,
             Self::SplitGateUp => layout.split_feed_forward = true,
             Self::SqueezeConvolution

@@ -214,11 +214,12 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
-    /// The gated delta rule (Gated DeltaNet). Per value head, with a state S [key_dim, value_dim]
-    /// that starts at 0: `S = exp(g) S`, `S = S + k ⊗ β (v - kᵀ S)`, `out = qᵀ S`.
+    /// The gated delta rule (Gated DeltaNet, Kimi Delta Attention). Per value head, with a state S
+    /// [key_dim, value_dim] that starts at 0: `S = diag(exp(g)) S`, `S = S + k ⊗ β (v - kᵀ S)`,
+    /// `out = qᵀ S`.
     ///
     /// `q = q / sqrt(Σ q² + 1e-6) / sqrt(key_dim)`, `k = k / sqrt(Σ k² + 1e-6)`,
-    /// `g = -exp(a_log) softplus(decay + dt_bias)`, `β = sigmoid(beta)`.
+    /// `β = sigmoid(beta)`; [`DecayGate`](crate::ir::recurrent::DecayGate) has the formula of `g`.
     GatedDelta {
         /// Queries, one per key head.
         q: ValueId,
@@ -226,7 +227,7 @@ pub enum Op {
         k: ValueId,
         /// Values, one per value head.
         v: ValueId,
-        /// Decay projection, one per value head.
+        /// Decay projection, one element per decay.
         decay: ValueId,
         /// Projection of β, one per value head.
         beta: ValueId,

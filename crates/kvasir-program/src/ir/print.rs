@@ -2,6 +2,7 @@
 
 use crate::ir::op::{NormKind, Op, Pairs};
 use crate::ir::program::{Program, Purpose, Shard};
+use crate::ir::recurrent::DecayGate;
 use crate::ir::rope::Rope;
 use crate::ir::value::{Holds, ValueId};
 use crate::ir::weight::{Matrices, Matrix, WeightId};
@@ -134,7 +135,11 @@ impl Program {
                 let (keys, values) = (form.key_heads, form.value_heads);
                 write!(f, "gated_delta {q} {k} {v} decay {decay} {}", self.name(form.decay))?;
                 write!(f, " + {} beta {beta} heads {keys} to {values}", self.name(form.dt_bias))?;
-                write!(f, " {:?} of [{}, {}] state {}", form.head_map, form.key_dim, form.value_dim, state.0)
+                write!(f, " {:?} of [{}, {}]", form.head_map, form.key_dim, form.value_dim)?;
+                if form.gate != DecayGate::Head {
+                    write!(f, " decay per {:?}", form.gate)?;
+                }
+                write!(f, " state {}", state.0)
             }
             Op::SelectiveScan { x, b, c, dt, form, state, .. } => {
                 write!(f, "selective_scan {x} {b} {c} dt {dt} + {}", self.name(form.dt_bias))?;

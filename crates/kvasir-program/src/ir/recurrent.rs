@@ -51,6 +51,22 @@ impl DecayRate {
     }
 }
 
+/// The decays of a gated delta rule. `g` is the logarithm of a decay; `rate` is that of the value
+/// head.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecayGate {
+    /// One decay per value head (Gated DeltaNet): `g = rate * softplus(decay + dt_bias)`.
+    Head,
+    /// One decay per key channel of each value head (Kimi Delta Attention), with the same formula.
+    Channel,
+    /// One decay per key channel: `g = lower_bound * sigmoid(-rate * (decay + dt_bias))`.
+    BoundedChannel {
+        /// Lower bound of `g`, negative.
+        lower_bound: f32,
+    },
+}
+
 /// Heads and decay weights of a gated delta rule.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeltaForm {
@@ -68,11 +84,23 @@ pub struct DeltaForm {
     pub decay: WeightId,
     /// How `decay` is stored.
     pub decay_rate: DecayRate,
-    /// Bias of the decay projection, one per value head.
+    /// Bias of the decay projection, one per decay.
     pub dt_bias: WeightId,
+    /// How many decays a value head has, and their formula.
+    pub gate: DecayGate,
 }
 
 impl DeltaForm {
+    /// Decays per token, those of a value head adjacent.
+    pub fn decays(&self) -> usize {
+        match self.gate {
+            DecayGate::Head => self.value_heads,
+            DecayGate::Channel | DecayGate::BoundedChannel { .. } => {
+                self.value_heads.saturating_mul(self.key_dim)
+            }
+        }
+    }
+
     /// The key head of a value head.
     pub fn key_head(&self, value_head: usize) -> usize {
         match self.head_map {
@@ -90,7 +118,8 @@ impl DeltaForm {
     pub fn state(&self) -> StateFacts {
         StateFacts {
             elements: (self.value_heads * self.key_dim).saturating_mul(self.value_dim),
-            tail_elements: self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 2),
+            tail_elements: (self.key_heads * self.key_dim + self.value_heads * (self.value_dim + 1))
+                .saturating_add(self.decays()),
         }
     }
 }

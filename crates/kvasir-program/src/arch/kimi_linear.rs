@@ -1,0 +1,142 @@
+//! Kimi Linear: Kimi Delta Attention (KDA) in most layers, MLA without RoPE in the others, and the
+//! MoE of DeepSeek-V3.
+
+use crate::arch::Architecture;
+use crate::arch::class::Class;
+use crate::arch::config_defaults::{fill, is_missing};
+use crate::arch::llama::layer;
+use crate::blocks::decoder::{Norms, decoder};
+use crate::blocks::grouped::Grouped;
+use crate::blocks::kimi_delta::{KimiDelta, LINEAR, kda_layers};
+use crate::blocks::latent::Latent;
+use crate::builder::Builder;
+use crate::error::{ProgramError, Result};
+use crate::gguf::Gguf;
+use crate::gguf::experts::{EXPERT_WIDTH, EXPERTS, GROUPED, SIGMOID_SCORES};
+use crate::gguf::latent::LATENT;
+use crate::gguf::reader::ConfigReader;
+use crate::gguf::rule::{Absent, Constant, Rule};
+use crate::gguf::tensor_name::TensorName::{Irregular, Stem};
+use crate::gguf::transform::{StoredAs, Transform};
+use crate::gguf::writer::MetadataWriter;
+use serde_json::{Map, Value as Json, json};
+
+pub(crate) static KIMI_LINEAR: Architecture = Architecture {
+    classes: &[Class::text("KimiLinearForCausalLM", "kimi_linear")],
+    renames: &[],
+    is_encoder: false,
+    gguf: Gguf {
+        names: &["kimi-linear"],
+        written: |_| "kimi-linear",
+        claims: |_| true,
+        tensors: &[
+            Stem("ssm_conv1d_q", "self_attn.q_conv1d"),
+            Stem("ssm_conv1d_k", "self_attn.k_conv1d"),
+            Stem("ssm_conv1d_v", "self_attn.v_conv1d"),
+            Stem("ssm_f_a", "self_attn.f_a_proj"),
+            Stem("ssm_f_b", "self_attn.f_b_proj"),
+            Stem("ssm_g_a", "self_attn.g_a_proj"),
+            Stem("ssm_g_b", "self_attn.g_b_proj"),
+            Stem("ssm_beta", "self_attn.b_proj"),
+            Irregular("ssm_a", "self_attn.A_log"),
+            Irregular("ssm_dt.bias", "self_attn.dt_bias"),
+            Stem("ssm_norm", "self_attn.o_norm"),
+            Stem("ffn_gate_inp", "block_sparse_moe.gate"),
+            Stem("ffn_gate_exps", "block_sparse_moe.experts.{}.w1"),
+            Stem("ffn_up_exps", "block_sparse_moe.experts.{}.w3"),
+            Stem("ffn_down_exps", "block_sparse_moe.experts.{}.w2"),
+            Irregular("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
+            Stem("ffn_gate_shexp", "block_sparse_moe.shared_experts.gate_proj"),
+            Stem("ffn_up_shexp", "block_sparse_moe.shared_experts.up_proj"),
+            Stem("ffn_down_shexp", "block_sparse_moe.shared_experts.down_proj"),
+        ],
+        transforms: &[
+            StoredAs { tensors: "self_attn.kv_b_proj.weight", transform: Transform::SplitLatent },
+            StoredAs { tensors: "self_attn.A_log", transform: Transform::DecayRate { column: true } },
+        ],
+        rules: &[EXPERTS, EXPERT_WIDTH, SIGMOID_SCORES, GROUPED, LATENT, DELTA],
+    },
+    models: "Kimi Linear",
+    specifics: "Kimi Delta Attention (decay per channel), MLA without RoPE, MoE with shared experts",
+    defaults,
+    target,
+    prediction: None,
+};
+
+const DELTA: &[Rule] = &[
+    // Files of llama.cpp lack the key; its reader always renormalizes.
+    Rule::flag("expert_weights_norm", "norm_topk_prob", Absent::Means(Constant::Flag(true))),
+    Rule::Implied { config: "mla_use_nope", value: Constant::Flag(true) },
+    Rule::Code { read: read_delta, write: write_delta },
+];
+
+const KV_HEADS: &str = "attention.head_count_kv";
+
+/// KDA layers have no KV heads, and as many heads as the attention layers.
+fn read_delta(r: &mut ConfigReader<'_>) -> Result<()> {
+    let heads = r.uints(KV_HEADS).ok_or_else(|| ConfigReader::missing(KV_HEADS))?;
+    let numbers = |is_kda: bool| -> Vec<usize> {
+        (1..).zip(&heads).filter(|(_, heads)| (**heads == 0) == is_kda).map(|(number, _)| number).collect()
+    };
+    let linear = json!({
+        "kda_layers": numbers(true),
+        "full_attn_layers": numbers(false),
+        "num_heads": r.required_uint("attention.head_count")?,
+        "head_dim": r.required_uint("kda.head_dim")?,
+        "short_conv_kernel_size": r.required_uint("ssm.conv_kernel")?,
+    });
+    r.set(LINEAR, linear);
+    Ok(())
+}
+
+fn write_delta(w: &mut MetadataWriter<'_>) -> Result<()> {
+    let heads: Vec<usize> = kda_layers(w.config)?.into_iter().map(|is_kda| usize::from(!is_kda)).collect();
+    w.counts(KV_HEADS, &heads);
+    let linear = w.config.object(LINEAR)?.ok_or_else(|| w.config.bad(LINEAR, "is missing"))?;
+    let (heads, all) = (linear.size("num_heads")?, w.config.size("num_attention_heads")?);
+    if heads != all {
+        let why = format!("is {heads}; GGUF has no key for a number other than num_attention_heads, {all}");
+        return Err(ProgramError::config("linear_attn_config.num_heads", why));
+    }
+    w.count("kda.head_dim", linear.size("head_dim")?);
+    w.count("ssm.conv_kernel", linear.size_or("short_conv_kernel_size", 4)?);
+    Ok(())
+}
+
+/// Spellings of the family for settings that DeepSeek-V3 has, too.
+const SPELLINGS: [(&str, &str); 6] = [
+    ("model_max_length", "max_position_embeddings"),
+    ("moe_renormalize", "norm_topk_prob"),
+    ("moe_router_activation_func", "scoring_func"),
+    ("num_expert_group", "n_group"),
+    ("num_shared_experts", "n_shared_experts"),
+    ("num_experts", "n_routed_experts"),
+];
+
+fn defaults(config: &mut Map<String, Json>) {
+    for (from, to) in SPELLINGS {
+        if let Some(value) = config.get(from).cloned()
+            && is_missing(config, to)
+        {
+            config.insert(to.to_owned(), value);
+        }
+    }
+    fill(config, [("tie_word_embeddings", false.into()), ("mla_use_nope", true.into())]);
+}
+
+fn target(b: &mut Builder<'_>) -> Result<()> {
+    let c = b.config;
+    if !c.flag_or("mla_use_nope", true)? {
+        return Err(c.bad("mla_use_nope", "is false: attention layers with RoPE are not supported"));
+    }
+    let (norms, is_kda) = (Norms::rms(c)?, kda_layers(c)?);
+    let (delta, latent) = (KimiDelta::read(c)?, Latent::read(c)?);
+    let experts = Grouped::read(c)?.block_sparse();
+    decoder(b, 1.0, norms, |b, i, x| {
+        let mixer = |b: &mut Builder<'_>, h| match is_kda.get(i) {
+            Some(true) => delta.build(b, i, h),
+            _ => latent.build(b, i, h, None),
+        };
+        layer(b, i, x, norms, mixer, |b, _, h| experts.build(b, i, h))
+    })
+}

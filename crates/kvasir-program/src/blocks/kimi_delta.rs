@@ -1,0 +1,111 @@
+//! Kimi Delta Attention (KDA): the gated delta rule with a decay per key channel, and an output gate
+//! of low rank.
+//!
+//! ```text
+//! q, k, v = silu(conv(proj · x)), each with its own convolution
+//! o       = delta(q, k, v, decay f_b · f_a · x, β b_proj · x)
+//! out     = o_proj · (rms(o) * w * sigmoid(g_b · g_a · x))
+//! ```
+
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::builder::recurrent::{Convolution, DeltaOperands};
+use crate::error::Result;
+use crate::ir::activation::Activation;
+use crate::ir::op::NormKind;
+use crate::ir::recurrent::{DecayGate, DecayRate, DeltaForm, HeadMap};
+use crate::ir::value::ValueId;
+use crate::ir::weight::Role;
+
+/// A KDA block. Queries, keys and values have the same heads.
+#[derive(Clone, Copy)]
+pub(crate) struct KimiDelta {
+    heads: usize,
+    head_dim: usize,
+    kernel: usize,
+    eps: f64,
+    gate: DecayGate,
+}
+
+impl KimiDelta {
+    /// Reads `linear_attn_config`.
+    pub(crate) fn read(c: Config<'_>) -> Result<Self> {
+        let linear = c.object(LINEAR)?.ok_or_else(|| c.bad(LINEAR, "is missing"))?;
+        Ok(Self {
+            heads: linear.size("num_heads")?,
+            head_dim: linear.size("head_dim")?,
+            kernel: linear.size_or("short_conv_kernel_size", 4)?,
+            eps: c.amount_or("rms_norm_eps", 1e-6)?,
+            gate: DecayGate::Channel,
+        })
+    }
+
+    /// Builds the block of a layer.
+    pub(crate) fn build(&self, b: &mut Builder<'_>, layer: usize, x: ValueId) -> Result<ValueId> {
+        let p = format!("model.layers.{layer}.self_attn.");
+        let (hidden, width) = (b.program.hidden, self.heads * self.head_dim);
+        let [q, k, v] = ["q", "k", "v"].map(|part| self.convolved(b, &p, part, x));
+        let decay = self.low_rank(b, &p, "f", x)?;
+        let beta = b.matrix(&format!("{p}b_proj"), self.heads, hidden, false, Role::Matrix)?;
+        let beta = b.linear(x, beta)?;
+        let form = self.form(b, &p)?;
+        let o = b.gated_delta(DeltaOperands { q: q?, k: k?, v: v?, decay, beta }, form)?;
+        let o = b.norm(o, NormKind::Rms, &format!("{p}o_norm"), self.heads, self.eps)?;
+        let gate = self.low_rank(b, &p, "g", x)?;
+        let y = b.gate(gate, o, Activation::Sigmoid)?;
+        let out = b.matrix(&format!("{p}o_proj"), hidden, width, false, Role::Matrix)?;
+        b.linear(y, out)
+    }
+
+    /// `silu(conv({part}_proj · x))`.
+    fn convolved(&self, b: &mut Builder<'_>, p: &str, part: &str, x: ValueId) -> Result<ValueId> {
+        let width = self.heads * self.head_dim;
+        let matrix = b.matrix(&format!("{p}{part}_proj"), width, b.program.hidden, false, Role::Matrix)?;
+        let y = b.linear(x, matrix)?;
+        let conv = b.convolution(&format!("{p}{part}_conv1d"), width, self.kernel, false)?;
+        Ok(b.short_conv(y, Convolution { silu: true, ..conv }))
+    }
+
+    /// `{part}_b_proj · {part}_a_proj · x`, whose rank is the width of a head.
+    fn low_rank(&self, b: &mut Builder<'_>, p: &str, part: &str, x: ValueId) -> Result<ValueId> {
+        let (rank, width) = (self.head_dim, self.heads * self.head_dim);
+        let down = b.matrix(&format!("{p}{part}_a_proj"), rank, b.program.hidden, false, Role::Matrix)?;
+        let up = b.matrix(&format!("{p}{part}_b_proj"), width, rank, false, Role::Matrix)?;
+        let low = b.linear(x, down)?;
+        b.linear(low, up)
+    }
+
+    fn form(&self, b: &mut Builder<'_>, p: &str) -> Result<DeltaForm> {
+        let is_rate = b.source.layout.ssm_tensors;
+        let form = DeltaForm {
+            key_heads: self.heads,
+            value_heads: self.heads,
+            key_dim: self.head_dim,
+            value_dim: self.head_dim,
+            head_map: HeadMap::Grouped,
+            decay: b.weight_with_unit_dims(&format!("{p}A_log"), &[self.heads], Role::Recurrence)?,
+            decay_rate: if is_rate { DecayRate::Rate } else { DecayRate::Logarithm },
+            dt_bias: b.weight(&format!("{p}dt_bias"), &[self.heads * self.head_dim], Role::Recurrence)?,
+            gate: self.gate,
+        };
+        Ok(form)
+    }
+}
+
+/// The config key of KDA's settings.
+pub(crate) const LINEAR: &str = "linear_attn_config";
+
+/// Whether each layer is KDA, by the lists `kda_layers` and `full_attn_layers`, which count layers
+/// from 1.
+pub(crate) fn kda_layers(c: Config<'_>) -> Result<Vec<bool>> {
+    let linear = c.object(LINEAR)?.ok_or_else(|| c.bad(LINEAR, "is missing"))?;
+    let (kda, full) = (linear.counts("kda_layers")?, linear.counts("full_attn_layers")?);
+    let of_layer = |number: usize| match (kda.contains(&number), full.contains(&number)) {
+        (true, true) => {
+            Err(linear.bad("kda_layers", format!("and full_attn_layers both list layer {number}")))
+        }
+        (false, false) => Err(linear.bad("kda_layers", format!("and full_attn_layers lack layer {number}"))),
+        (is_kda, _) => Ok(is_kda),
+    };
+    (1..=c.number("num_hidden_layers")?).map(of_layer).collect()
+}
