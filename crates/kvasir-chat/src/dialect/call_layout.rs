@@ -8,7 +8,7 @@ use crate::dialect::call_parts::{
     after, arguments, gemma_arguments, object, object_after_brace, pythonic, tagged,
 };
 use crate::dialect::markers::{
-    CallFormat, DEEPSEEK, DSML, GEMMA4, GLM, LFM2, NEMOTRON, PYTHON_FENCE, QWEN3_CODER,
+    CallFormat, DEEPSEEK, DSML, GEMMA4, GLM, KIMI_K2, LFM2, NEMOTRON, PYTHON_FENCE, QWEN3_CODER,
 };
 use crate::dialect::tool_calls::ToolDialect;
 use crate::grammar::call_scanner::{CallSyntax, NextObject, Unmarked};
@@ -30,6 +30,7 @@ impl ToolDialect {
             Self::DeepSeekV3 => ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
             Self::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
             Self::DeepSeekV32 => ("<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"),
+            Self::KimiK2 => ("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
             Self::Phi4 => ("<|tool_call|>[", ", ", "]<|/tool_call|>"),
             // A call ends the turn, so there is no separator.
             Self::Harmony => ("", "", ""),
@@ -189,6 +190,7 @@ impl ToolDialect {
             }
             Self::DeepSeekV3 | Self::DeepSeekV31 => own(DEEPSEEK.open[0]),
             Self::DeepSeekV32 => own(DSML.open),
+            Self::KimiK2 => own(KIMI_K2.open[0]),
             Self::Glm45 => own(GLM.open),
             Self::Qwen3Coder => own(QWEN3_CODER.open),
             Self::Gemma4 => own(GEMMA4.open),
@@ -220,6 +222,13 @@ impl ToolDialect {
             Self::DeepSeekV31 => {
                 around(format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>"), "<｜tool▁call▁end｜>")
             }
+            Self::KimiK2 => vec![
+                Part::Text(format!("<|tool_call_begin|>functions.{name}:")),
+                Part::Regex("[0-9]{1,4}".into()),
+                Part::Text("<|tool_call_argument_begin|>".into()),
+                Part::Json(schema),
+                Part::Text("<|tool_call_end|>".into()),
+            ],
             Self::Harmony => vec![
                 Part::Text(format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")),
                 Part::Json(schema),

@@ -92,6 +92,15 @@ pub(crate) const DEEPSEEK: JsonMarkers = JsonMarkers {
     body: CallBody::Named { before: "function<｜tool▁sep｜>", between: &["<｜tool▁sep｜>", "\n"] },
 };
 
+pub(crate) const KIMI_K2: JsonMarkers = JsonMarkers {
+    open: &["<|tool_call_begin|>"],
+    close: Some("<|tool_call_end|>"),
+    decoration: &["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"],
+    unmarked: false,
+    // The call's index follows the name's colon; the parser skips it.
+    body: CallBody::Named { before: "functions.", between: &[":", "<|tool_call_argument_begin|>"] },
+};
+
 pub(crate) const PHI4: JsonMarkers = JsonMarkers {
     open: &["<|tool_call|>", "functools["],
     close: None,

@@ -6,8 +6,8 @@
 //! control tokens that detokenization must keep; `call_layout` builds the grammars of calls.
 
 use crate::dialect::markers::{
-    CallBody, CallFormat, DEEPSEEK, DSML, GEMMA4, GLM, HARMONY_MARKERS, HERMES, LFM2, LLAMA3, MISTRAL,
-    NEMOTRON, PHI4, PYTHON, QWEN3_CODER,
+    CallBody, CallFormat, DEEPSEEK, DSML, GEMMA4, GLM, HARMONY_MARKERS, HERMES, KIMI_K2, LFM2, LLAMA3,
+    MISTRAL, NEMOTRON, PHI4, PYTHON, QWEN3_CODER,
 };
 
 /// A tool call dialect: how a model family writes tool calls.
@@ -34,6 +34,8 @@ pub enum ToolDialect {
     DeepSeekV31,
     /// XML-like tags with DeepSeek's own prefix (DSML): V3.2.
     DeepSeekV32,
+    /// `functions.name:index`, then arguments, between Kimi's markers: Kimi K2, Kimi Linear.
+    KimiK2,
     /// `<tool_call>name<arg_key>..</arg_key><arg_value>..</arg_value></tool_call>`: GLM-4.5 and
     /// later.
     Glm45,
@@ -57,6 +59,7 @@ const NAMES: &[(&str, ToolDialect)] = &[
     ("deepseek_v3", ToolDialect::DeepSeekV3),
     ("deepseek_v31", ToolDialect::DeepSeekV31),
     ("deepseek_v32", ToolDialect::DeepSeekV32),
+    ("kimi_k2", ToolDialect::KimiK2),
     ("glm45", ToolDialect::Glm45),
     ("qwen3_coder", ToolDialect::Qwen3Coder),
     ("phi4_mini_json", ToolDialect::Phi4),
@@ -82,6 +85,7 @@ impl ToolDialect {
             () if has("｜DSML｜") => Self::DeepSeekV32,
             () if has("<｜tool▁calls▁begin｜>") && has("```json") => Self::DeepSeekV3,
             () if has("<｜tool▁calls▁begin｜>") => Self::DeepSeekV31,
+            () if has("<|tool_calls_section_begin|>") => Self::KimiK2,
             () if has("<|tool_call>call:") => Self::Gemma4,
             () if has("<|tool_call_start|>") || has("<|tool_list_start|>") => Self::Lfm2,
             () if has("<TOOLCALL>") => Self::Nemotron,
@@ -106,6 +110,7 @@ impl ToolDialect {
             Self::Llama3Json => CallFormat::Json(&LLAMA3),
             Self::Mistral => CallFormat::Json(&MISTRAL),
             Self::DeepSeekV3 | Self::DeepSeekV31 => CallFormat::Json(&DEEPSEEK),
+            Self::KimiK2 => CallFormat::Json(&KIMI_K2),
             Self::Phi4 => CallFormat::Json(&PHI4),
             Self::Glm45 => CallFormat::Tagged(&GLM),
             Self::Qwen3Coder => CallFormat::Tagged(&QWEN3_CODER),

@@ -284,6 +284,20 @@ fn nemotron() {
 }
 
 #[test]
+fn kimi() {
+    let d = ToolDialect::KimiK2;
+    let args = "{\"city\": \"Par}\\\"{is\", \"n\": 2}";
+    let one = |index: usize| {
+        format!("<|tool_call_begin|>functions.get:{index}<|tool_call_argument_begin|>{args}<|tool_call_end|>")
+    };
+    let text = format!("Ok.<|tool_calls_section_begin|>{}{}<|tool_calls_section_end|>", one(0), one(1));
+    check(d, &text, "Ok.", &[("get", paris()), ("get", paris())]);
+    let bare = format!("<|tool_call_begin|>get<|tool_call_argument_begin|>{args}<|tool_call_end|>");
+    check(d, &bare, "", &[("get", paris())]);
+    check(d, "a <|tool_call_ b", "a <|tool_call_ b", &[]);
+}
+
+#[test]
 fn phi() {
     let d = ToolDialect::Phi4;
     let args = "{\"city\": \"Par}\\\"{is\", \"n\": 2}";
@@ -321,6 +335,7 @@ fn templates_tell_the_dialect() {
         ("'<|tool_call>call:' + name", ToolDialect::Gemma4),
         ("<|tool_list_start|>", ToolDialect::Lfm2),
         ("<TOOLCALL>", ToolDialect::Nemotron),
+        ("<|tool_calls_section_begin|>", ToolDialect::KimiK2),
         ("", ToolDialect::Hermes),
     ] {
         assert_eq!(ToolDialect::of_template(mark), dialect, "{mark}");

@@ -140,6 +140,10 @@ fn call(dialect: ToolDialect, n: u32) -> String {
         ToolDialect::Phi4 => {
             format!("<|tool_call|>[{{\"name\": \"get\", \"arguments\": {json}}}]<|/tool_call|>")
         }
+        ToolDialect::KimiK2 => format!(
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{json}\
+             <|tool_call_end|><|tool_calls_section_end|>"
+        ),
         ToolDialect::Lfm2 => format!("<|tool_call_start|>[get(n={n})]<|tool_call_end|>"),
         ToolDialect::Gemma4 => format!("<|tool_call>call:get{{n:{n}}}<tool_call|>"),
         ToolDialect::Nemotron => {
@@ -323,6 +327,7 @@ fn what_is_cut_within_a_call_is_no_text() {
         (ToolDialect::Glm45, "<tool_call>"),
         (ToolDialect::Mistral, "[TOOL_CALLS]"),
         (ToolDialect::DeepSeekV31, "<｜tool▁calls▁begin｜>"),
+        (ToolDialect::KimiK2, "<|tool_calls_section_begin|>"),
         (ToolDialect::Qwen3Coder, "<tool_call>"),
         (ToolDialect::Pythonic, "[get("),
     ] {
