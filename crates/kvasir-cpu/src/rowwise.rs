@@ -193,6 +193,10 @@ fn activate_body(gate: &[f32], up: &[f32], activation: Activation, y: &mut [f32]
             let (g, u) = (g.min(limit), u.clamp(-limit, limit));
             *y = g * sigmoid(alpha * g) * (u + 1.0);
         }),
+        Activation::LimitedSwiglu { limit } => operands.for_each(|(y, (g, u))| {
+            let g = g.min(limit);
+            *y = g * sigmoid(g) * u.clamp(-limit, limit);
+        }),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Reference attention: softmax(Q K^T * scale) V per query, with GQA, MLA, soft-capping and sinks;
-//! and the top-k indexer.
+//! and the top-k indexer, over entries or pools of entries.
 //!
 //! Scores of all entries that a row reads are materialized, in order of position, and those that the
 //! query does not see are masked to −∞. The order of the reduction therefore depends on positions
@@ -10,6 +10,7 @@ use crate::math::{add_scaled, dot, largest, softmax};
 use crate::pool::{Part, Pool};
 use kvasir_kv::{Plan, PoolId, Position, Slot};
 use kvasir_program::{LayerFacts, LayerId};
+use std::borrow::Cow;
 use std::{collections::HashMap, sync::Arc};
 
 /// The KV pools that a step reads: the session's own (id 0), and frozen ones (shared prefixes).
@@ -67,28 +68,67 @@ impl Attention<'_> {
     }
 }
 
-/// The indexer's selection for one query: the `top_k` visible entries with the highest scores, in
-/// order of position.
-pub(crate) fn select_keys(
-    pools: &Pools<'_>,
-    layer: LayerId,
-    reads: &Reads,
-    visible: &[u32],
-    q: &[f32],
-    weights: &[f32],
-    top_k: usize,
-) -> Vec<u32> {
-    let dim = q.len() / weights.len();
-    let score = |entry: &u32| {
-        let (pool, slot, _) = reads.entries[*entry as usize];
-        let key = pools.row(layer, Part::Index, (pool, slot));
-        q.chunks(dim).zip(weights).map(|(q, weight)| weight * dot(q, key).max(0.0)).sum()
-    };
-    let scores: Vec<f32> = visible.iter().map(score).collect();
-    let mut best: Vec<u32> =
-        largest(&scores, top_k).into_iter().map(|place| visible[place as usize]).collect();
-    best.sort_unstable();
-    best
+/// The indexer of one layer.
+pub(crate) struct Indexer<'a> {
+    pub(crate) layer: LayerId,
+    pub(crate) top_k: usize,
+    /// How entries are pooled, if they are.
+    pub(crate) pool: Option<GatedPool<'a>>,
+    pub(crate) pools: Pools<'a>,
+}
+
+/// Pools of `size` entries, and the biases of their gates by position in the pool.
+#[derive(Clone, Copy)]
+pub(crate) struct GatedPool<'a> {
+    pub(crate) size: usize,
+    pub(crate) gate_bias: &'a [f32],
+}
+
+impl Indexer<'_> {
+    /// The selection for one query: the `top_k` visible entries with the highest scores, or the
+    /// entries of that many pools and those after the last complete pool, in order of position.
+    pub(crate) fn select(&self, reads: &Reads, visible: &[u32], q: &[f32], weights: &[f32]) -> Vec<u32> {
+        let size = self.pool.map_or(1, |pool| pool.size);
+        let number = |entry: u32| reads.entries[entry as usize].2 as usize / size;
+        let candidates: Vec<&[u32]> = match self.pool {
+            None => visible.chunks(1).collect(),
+            Some(_) => visible.chunk_by(|a, b| number(*a) == number(*b)).collect(),
+        };
+        let (complete, rest): (Vec<&[u32]>, Vec<&[u32]>) =
+            candidates.into_iter().partition(|entries| entries.len() == size);
+        let scores: Vec<f32> = complete
+            .iter()
+            .map(|entries| {
+                let key = self.key(reads, entries);
+                let heads = q.chunks(q.len() / weights.len()).zip(weights);
+                heads.map(|(q, weight)| weight * dot(q, &key).max(0.0)).sum()
+            })
+            .collect();
+        let best = largest(&scores, self.top_k / size);
+        let chosen = best.into_iter().map(|place| complete[place as usize]);
+        let mut entries: Vec<u32> = chosen.chain(rest).flatten().copied().collect();
+        entries.sort_unstable();
+        entries
+    }
+
+    /// The key of an entry or of a complete pool.
+    fn key(&self, reads: &Reads, entries: &[u32]) -> Cow<'_, [f32]> {
+        let row = |entry: u32| {
+            let (pool, slot, _) = reads.entries[entry as usize];
+            self.pools.row(self.layer, Part::Index, (pool, slot))
+        };
+        let Some(GatedPool { size, gate_bias }) = self.pool else { return row(entries[0]).into() };
+        let dim = gate_bias.len() / size;
+        let rows: Vec<&[f32]> = entries.iter().map(|entry| row(*entry)).collect();
+        let channel = |channel: usize| {
+            let biases = gate_bias.iter().skip(channel).step_by(dim);
+            let mut weights: Vec<f32> =
+                rows.iter().zip(biases).map(|(row, bias)| row[dim + channel] + bias).collect();
+            softmax(&mut weights, None);
+            rows.iter().zip(weights).map(|(row, weight)| weight * row[channel]).sum()
+        };
+        (0..dim).map(channel).collect()
+    }
 }
 
 /// Iterates over all queries of a step: token index, the entries its row reads, and those visible

@@ -31,6 +31,7 @@ mod recurrent;
 mod recurrent_rows;
 mod run;
 mod state_pool;
+mod streams;
 mod weights;
 
 pub use crate::executor::draft::{DraftSource, Drafting};

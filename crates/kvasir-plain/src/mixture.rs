@@ -91,5 +91,9 @@ pub(crate) fn gated(gate: f32, up: f32, activation: Activation) -> f32 {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             gate * sigmoid(alpha * gate) * (up + 1.0)
         }
+        Activation::LimitedSwiglu { limit } => {
+            let gate = gate.min(limit);
+            gate * sigmoid(gate) * up.clamp(-limit, limit)
+        }
     }
 }

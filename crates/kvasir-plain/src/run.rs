@@ -7,7 +7,7 @@
 //!
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
-use crate::attention::{Attention, Pools, for_each_query, select_keys};
+use crate::attention::{Attention, GatedPool, Indexer, Pools, for_each_query};
 use crate::elementwise::elementwise;
 use crate::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::mask::Reads;
@@ -15,11 +15,12 @@ use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
 use crate::pool::{Part, Pool};
 use crate::state_pool::StatePool;
+use crate::streams::{HyperWeights, hyper_connection, mix_streams};
 use crate::weights::Weights;
 use kvasir_exec::{AllGatherBuffers, Batch, ExpertExchange, Ranks, StepError};
 use kvasir_kv::{Plan, PoolId, Token};
 use kvasir_program::{
-    Buffers, Collective, Holds, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId,
+    Buffers, Collective, Holds, KeyPool, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId,
 };
 use std::{collections::HashMap, sync::Arc};
 
@@ -85,9 +86,12 @@ impl<'a> Run<'a> {
                     let routes = scores.map(|s| route(s, routing, self.job.weights)).collect();
                     self.routes.insert(*out, routes);
                 }
-                Op::SelectKeys { q, k, weights, layer, top_k, out } => {
+                Op::SelectKeys { q, k, weights, layer, top_k, pool, out } => {
                     self.keep(*k, *layer, Part::Index);
-                    let selection = self.select(*q, *weights, *layer, *top_k);
+                    let gate_bias = |pool: KeyPool| self.job.weights.get(pool.gate_bias);
+                    let pool = pool.map(|pool| GatedPool { size: pool.size, gate_bias: gate_bias(pool) });
+                    let indexer = Indexer { layer: *layer, top_k: *top_k, pool, pools: self.pools() };
+                    let selection = self.select(*q, *weights, &indexer);
                     self.selections.insert(*out, selection);
                 }
                 _ => self.numbers(op)?,
@@ -216,6 +220,18 @@ impl<'a> Run<'a> {
             Op::Elementwise { x, function, .. } => {
                 y.iter_mut().zip(self.value(*x)).for_each(|(y, x)| *y = elementwise(*x, *function));
             }
+            Op::HyperConnection { x, form, .. } => {
+                let weights = HyperWeights { scale: w.get(form.scale), base: w.get(form.base) };
+                let rows = y.chunks_exact_mut(width).zip(self.rows(*x));
+                rows.for_each(|(y, x)| hyper_connection(x, form, weights, y));
+            }
+            Op::MixStreams { x, weights, streams, .. } => {
+                let stream = self.width(*x) / streams;
+                for (y, (x, weights)) in y.chunks_exact_mut(width).zip(self.rows(*x).zip(self.rows(*weights)))
+                {
+                    mix_streams(x, weights, stream, y);
+                }
+            }
             Op::Pool { x, pooling, .. } => self.pool(*x, *pooling, y, width),
             Op::Mixture { x, routes, experts, .. } => {
                 if let Some(exchange) = self.job.expert_exchange {
@@ -328,12 +344,12 @@ impl<'a> Run<'a> {
     }
 
     /// The indexer: selected entries per token, by index into the entries of its row.
-    fn select(&self, q: ValueId, weights: ValueId, layer: LayerId, top_k: usize) -> Vec<Vec<u32>> {
-        let facts = &self.job.program.layers[layer.0 as usize];
+    fn select(&self, q: ValueId, weights: ValueId, indexer: &Indexer<'_>) -> Vec<Vec<u32>> {
+        let facts = &self.job.program.layers[indexer.layer.0 as usize];
         let mut selections = vec![Vec::new(); self.job.tokens.len()];
         for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
             let (q, weights) = (self.token(q, token), self.token(weights, token));
-            selections[token] = select_keys(&self.pools(), layer, reads, &visible, q, weights, top_k);
+            selections[token] = indexer.select(reads, &visible, q, weights);
         }
         selections
     }

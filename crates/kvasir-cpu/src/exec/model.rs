@@ -341,6 +341,8 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
         | Op::Concat { .. }
         | Op::Rotary { .. }
         | Op::SelectKeys { .. }
+        | Op::HyperConnection { .. }
+        | Op::MixStreams { .. }
         | Op::UpdateAndAttend { .. }
         | Op::ShortConv { .. }
         | Op::GatedDelta { .. }
@@ -389,6 +391,8 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
     let pair = match op {
         Op::Norm { weight, bias, .. } => [*weight, *bias],
         Op::Scale { by, .. } => [*by, None],
+        Op::HyperConnection { form, .. } => [Some(form.scale), Some(form.base)],
+        Op::SelectKeys { pool, .. } => [pool.map(|pool| pool.gate_bias), None],
         Op::UpdateAndAttend { sinks, .. } => [sinks.map(|sinks| sinks.weight), None],
         Op::Route { routing, .. } => [routing.correction, routing.expert_scale],
         Op::Embed { .. }
@@ -401,7 +405,7 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         | Op::Slice { .. }
         | Op::Concat { .. }
         | Op::Rotary { .. }
-        | Op::SelectKeys { .. }
+        | Op::MixStreams { .. }
         | Op::ShortConv { .. }
         | Op::GatedDelta { .. }
         | Op::SelectiveScan { .. }

@@ -1,15 +1,18 @@
-//! The indexer of sparse attention: scores all visible cache entries and selects the top-k for each
-//! query.
+//! The indexer of sparse attention: scores all visible cache entries, or pools of entries, and
+//! selects the top-k for each query.
 //!
 //! `score = sum over heads of weight * max(q . k, 0)`. Each query is one work item; the summation
-//! order is fixed, so the selection does not depend on the batch.
+//! order is fixed, so the selection does not depend on the batch. Pools lie at multiples of their
+//! size, so they do not depend on the slots either.
 
 use crate::attention::views::Views;
 use crate::isa::features::Isa;
 use crate::memory::kv_pool::Pool;
+use crate::rowwise::exp;
 use crate::threads::pool::ThreadPool;
 use kvasir_kv::{Plan, PlanRow};
 use kvasir_program::LayerFacts;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 /// Operands of the selection in one layer.
@@ -25,9 +28,49 @@ pub(crate) struct Indexer<'a> {
     pub(crate) weights: &'a [f32],
     pub(crate) heads: usize,
     pub(crate) top_k: usize,
+    /// How entries are pooled, if they are.
+    pub(crate) pool: Option<GatedPool<'a>>,
 }
 
-/// The `top_k` best-scored entries of each query, sorted by position; the earlier entry wins ties.
+/// Pools of `size` entries, and the biases of their gates by position in the pool.
+#[derive(Clone, Copy)]
+pub(crate) struct GatedPool<'a> {
+    pub(crate) size: usize,
+    pub(crate) gate_bias: &'a [f32],
+}
+
+impl GatedPool<'_> {
+    /// The key of a complete pool, from its rows of a key and its gates each: per channel the sum
+    /// of the keys weighted by the softmax of the gates.
+    fn key(&self, rows: &[f32]) -> Vec<f32> {
+        let dim = self.gate_bias.len() / self.size.max(1);
+        let channel = |channel: usize| {
+            let gates = (0..self.size).map(|n| rows[(2 * n + 1) * dim + channel]);
+            let biases = self.gate_bias.iter().skip(channel).step_by(dim);
+            let gates: Vec<f32> = gates.zip(biases).map(|(gate, bias)| gate + bias).collect();
+            let largest = gates.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let (mut key, mut sum) = (0.0, 0.0);
+            for (n, gate) in gates.into_iter().enumerate() {
+                let weight = exp(gate - largest);
+                (key, sum) = (rows[2 * n * dim + channel].mul_add(weight, key), sum + weight);
+            }
+            key / sum
+        };
+        (0..dim).map(channel).collect()
+    }
+}
+
+/// The rows read so far of an incomplete pool.
+#[derive(Default)]
+struct PendingPool {
+    number: usize,
+    /// Index of its first entry among the visible ones.
+    first: usize,
+    rows: Vec<f32>,
+}
+
+/// The `top_k` best-scored entries of each query, or the entries of that many pools and those in no
+/// complete pool, sorted by position; the earlier entry wins ties.
 ///
 /// # Safety
 /// The KV slots that the plan reads must exist, and no other thread may write them concurrently.
@@ -46,7 +89,14 @@ pub(crate) unsafe fn select(threads: &ThreadPool, isa: Isa, indexer: &Indexer<'_
         let q = &indexer.q[token * q_width..(token + 1) * q_width];
         let weights = &indexer.weights[token * heads..(token + 1) * heads];
         let mut key = vec![0f32; facts.index_dim];
-        let mut scored: Vec<(f32, u32)> = Vec::new();
+        let score = |key: &[f32]| -> f32 {
+            let head = |q: &[f32]| q.iter().zip(key).map(|(a, b)| a * b).sum::<f32>().max(0.0);
+            q.chunks_exact(q_width / heads.max(1)).zip(weights).map(|(q, w)| w * head(q)).sum()
+        };
+        // Candidates are ranges of the visible entries: one entry or one complete pool.
+        let mut scored: Vec<(f32, Range<usize>)> = Vec::new();
+        let (mut visible, mut incomplete): (Vec<u32>, Vec<Range<usize>>) = Default::default();
+        let mut pending = PendingPool::default();
         for (i, (pool, slot, at)) in (0u32..).zip(plan.entries(row)) {
             let near = facts.window.is_none_or(|w| at <= position && position - at < w);
             let Some(rows) = &indexer.pools[pool.0 as usize].layers[indexer.layer].index else { continue };
@@ -55,13 +105,33 @@ pub(crate) unsafe fn select(threads: &ThreadPool, isa: Isa, indexer: &Indexer<'_
             }
             // SAFETY: one of the slots that the caller guarantees.
             unsafe { rows.read(isa, slot, 0, &mut key) };
-            let head = |q: &[f32]| q.iter().zip(&key).map(|(a, b)| a * b).sum::<f32>().max(0.0);
-            let score = q.chunks_exact(facts.index_dim.max(1)).zip(weights).map(|(q, w)| w * head(q)).sum();
-            scored.push((score, i));
+            let at_end = visible.len();
+            visible.push(i);
+            let Some(of) = indexer.pool else {
+                scored.push((score(&key), at_end..at_end + 1));
+                continue;
+            };
+            let number = at as usize / of.size;
+            if pending.rows.is_empty() || pending.number != number {
+                if !pending.rows.is_empty() {
+                    incomplete.push(pending.first..at_end);
+                    pending.rows.clear();
+                }
+                (pending.number, pending.first) = (number, at_end);
+            }
+            pending.rows.extend_from_slice(&key);
+            if pending.rows.len() == of.size * key.len() {
+                scored.push((score(&of.key(&pending.rows)), pending.first..at_end + 1));
+                pending.rows.clear();
+            }
         }
-        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        scored.truncate(indexer.top_k);
-        let mut ids: Vec<u32> = scored.into_iter().map(|(_, i)| i).collect();
+        if !pending.rows.is_empty() {
+            incomplete.push(pending.first..visible.len());
+        }
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.start.cmp(&b.1.start)));
+        scored.truncate(indexer.top_k / indexer.pool.map_or(1, |pool| pool.size));
+        let ranges = scored.into_iter().map(|(_, range)| range).chain(incomplete);
+        let mut ids: Vec<u32> = ranges.flat_map(|range| &visible[range]).copied().collect();
         ids.sort_unstable();
         if let Ok(mut place) = chosen[item].lock() {
             *place = ids;

@@ -5,6 +5,7 @@ use crate::arch::class::Class;
 use crate::arch::config_defaults::fill;
 use crate::arch::deepseek::{v3, v3_prediction};
 use crate::builder::Builder;
+use crate::builder::config::Config;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::gguf::experts::{EXPERT_WIDTH, EXPERTS, GROUPED, SIGMOID_SCORES};
@@ -48,21 +49,21 @@ fn defaults(config: &mut Map<String, Json>) {
     fill(config, [("norm_topk_prob", true.into()), ("num_nextn_predict_layers", 1.into())]);
 }
 
-/// The dense first layers, which newer configs list by layer.
-fn check_layers(b: &Builder<'_>) -> Result<()> {
-    let Some(types) = b.config.texts("mlp_layer_types")? else { return Ok(()) };
-    let dense = b.config.count("first_k_dense_replace")?;
+/// Checks that `mlp_layer_types` lists the dense first layers, and no others, as dense.
+pub(crate) fn check_dense_layers(c: Config<'_>) -> Result<()> {
+    let Some(types) = c.texts("mlp_layer_types")? else { return Ok(()) };
+    let dense = c.count("first_k_dense_replace")?;
     match types.iter().enumerate().find(|(i, kind)| **kind != if *i < dense { "dense" } else { "sparse" }) {
         None => Ok(()),
         Some((i, kind)) => {
             let why = format!("has {kind:?} for layer {i}, with {dense} dense layers in front");
-            Err(b.config.bad("mlp_layer_types", why))
+            Err(c.bad("mlp_layer_types", why))
         }
     }
 }
 
 fn target(b: &mut Builder<'_>) -> Result<()> {
-    check_layers(b)?;
+    check_dense_layers(b.config)?;
     v3(b)
 }
 

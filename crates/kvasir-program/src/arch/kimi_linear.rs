@@ -7,19 +7,18 @@ use crate::arch::config_defaults::{fill, is_missing};
 use crate::arch::llama::layer;
 use crate::blocks::decoder::{Norms, decoder};
 use crate::blocks::grouped::Grouped;
-use crate::blocks::kimi_delta::{KimiDelta, LINEAR, kda_layers};
+use crate::blocks::kimi_delta::{KimiDelta, kda_layers};
 use crate::blocks::latent::Latent;
 use crate::builder::Builder;
-use crate::error::{ProgramError, Result};
+use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::gguf::experts::{EXPERT_WIDTH, EXPERTS, GROUPED, SIGMOID_SCORES};
+use crate::gguf::kimi_delta::{read_delta, write_delta};
 use crate::gguf::latent::LATENT;
-use crate::gguf::reader::ConfigReader;
 use crate::gguf::rule::{Absent, Constant, Rule};
 use crate::gguf::tensor_name::TensorName::{Irregular, Stem};
 use crate::gguf::transform::{StoredAs, Transform};
-use crate::gguf::writer::MetadataWriter;
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 
 pub(crate) static KIMI_LINEAR: Architecture = Architecture {
     classes: &[Class::text("KimiLinearForCausalLM", "kimi_linear")],
@@ -67,41 +66,8 @@ const DELTA: &[Rule] = &[
     // Files of llama.cpp lack the key; its reader always renormalizes.
     Rule::flag("expert_weights_norm", "norm_topk_prob", Absent::Means(Constant::Flag(true))),
     Rule::Implied { config: "mla_use_nope", value: Constant::Flag(true) },
-    Rule::Code { read: read_delta, write: write_delta },
+    Rule::Code { read: read_delta, write: |w| write_delta(w, &kda_layers(w.config)?) },
 ];
-
-const KV_HEADS: &str = "attention.head_count_kv";
-
-/// KDA layers have no KV heads, and as many heads as the attention layers.
-fn read_delta(r: &mut ConfigReader<'_>) -> Result<()> {
-    let heads = r.uints(KV_HEADS).ok_or_else(|| ConfigReader::missing(KV_HEADS))?;
-    let numbers = |is_kda: bool| -> Vec<usize> {
-        (1..).zip(&heads).filter(|(_, heads)| (**heads == 0) == is_kda).map(|(number, _)| number).collect()
-    };
-    let linear = json!({
-        "kda_layers": numbers(true),
-        "full_attn_layers": numbers(false),
-        "num_heads": r.required_uint("attention.head_count")?,
-        "head_dim": r.required_uint("kda.head_dim")?,
-        "short_conv_kernel_size": r.required_uint("ssm.conv_kernel")?,
-    });
-    r.set(LINEAR, linear);
-    Ok(())
-}
-
-fn write_delta(w: &mut MetadataWriter<'_>) -> Result<()> {
-    let heads: Vec<usize> = kda_layers(w.config)?.into_iter().map(|is_kda| usize::from(!is_kda)).collect();
-    w.counts(KV_HEADS, &heads);
-    let linear = w.config.object(LINEAR)?.ok_or_else(|| w.config.bad(LINEAR, "is missing"))?;
-    let (heads, all) = (linear.size("num_heads")?, w.config.size("num_attention_heads")?);
-    if heads != all {
-        let why = format!("is {heads}; GGUF has no key for a number other than num_attention_heads, {all}");
-        return Err(ProgramError::config("linear_attn_config.num_heads", why));
-    }
-    w.count("kda.head_dim", linear.size("head_dim")?);
-    w.count("ssm.conv_kernel", linear.size_or("short_conv_kernel_size", 4)?);
-    Ok(())
-}
 
 /// Spellings of the family for settings that DeepSeek-V3 has, too.
 const SPELLINGS: [(&str, &str); 6] = [

@@ -16,6 +16,7 @@ pub(crate) mod gemma3;
 pub(crate) mod gemma4;
 pub(crate) mod glm4_moe;
 pub(crate) mod glm4_moe_lite;
+pub(crate) mod glm5_next;
 pub(crate) mod gpt_oss;
 pub(crate) mod granite;
 pub(crate) mod kimi_linear;
@@ -97,6 +98,7 @@ const ALL: &[&Architecture] = &[
     &deepseek::DEEPSEEK_V3,
     &deepseek::DEEPSEEK_V32,
     &kimi_linear::KIMI_LINEAR,
+    &glm5_next::GLM5_NEXT,
     &bert::BERT,
     &modernbert::MODERN_BERT,
 ];

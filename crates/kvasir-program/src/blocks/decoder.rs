@@ -54,16 +54,41 @@ pub(crate) fn stack<'a>(
     norms: Norms,
     final_norm: &str,
     logits: Logits,
-    mut layer: impl FnMut(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
+    layer: impl FnMut(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
 ) -> Result<()> {
-    let mut x = embedding;
+    let x = layers(b, embedding, layer)?;
+    let head = output_weight(b)?;
+    finish(b, x, final_norm, norms, head, logits)
+}
+
+/// Builds a decoder whose layers pass on several residual streams. All streams start as the
+/// embedding; the final norm reads their mean.
+pub(crate) fn decoder_of_streams<'a>(
+    b: &mut Builder<'a>,
+    streams: usize,
+    norms: Norms,
+    layer: impl FnMut(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
+) -> Result<()> {
+    let x = b.embed(1.0)?;
+    let x = b.repeat_streams(x, streams)?;
+    let x = layers(b, x, layer)?;
+    let head = output_weight(b)?;
+    let x = b.mean_of_streams(x, streams)?;
+    finish(b, x, "model.norm", norms, head, Logits::PLAIN)
+}
+
+/// Builds the layers, with taps along the residual stream.
+fn layers<'a>(
+    b: &mut Builder<'a>,
+    mut x: ValueId,
+    mut layer: impl FnMut(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
+) -> Result<ValueId> {
     for i in 0..b.config.number("num_hidden_layers")? {
         b.tap(Tap::IntoLayer(i as u32), x);
         x = layer(b, i, x)?;
     }
     b.tap(Tap::OutOfLastLayer, x);
-    let head = output_weight(b)?;
-    finish(b, x, final_norm, norms, head, logits)
+    Ok(x)
 }
 
 /// Builds an MTP layer as in DeepSeek-V3 and GLM-4.5.

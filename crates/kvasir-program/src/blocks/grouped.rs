@@ -6,6 +6,7 @@ use crate::blocks::routed::Routed;
 use crate::builder::Builder;
 use crate::builder::config::Config;
 use crate::error::Result;
+use crate::ir::activation::Activation;
 use crate::ir::moe::{Groups, Routing, Score};
 use crate::ir::value::ValueId;
 
@@ -54,6 +55,12 @@ impl Grouped {
     pub(crate) fn block_sparse(self) -> Self {
         let experts = Routed { names: ["w1", "w3", "w2"], ..self.experts };
         Self { experts, block: "block_sparse_moe", ..self }
+    }
+
+    /// With an activation of all blocks, sparse and dense.
+    pub(crate) fn with_activation(self, activation: Activation) -> Self {
+        let experts = Routed { activation, ..self.experts };
+        Self { experts, dense: FeedForward { activation, ..self.dense }, ..self }
     }
 
     pub(crate) fn build(&self, b: &mut Builder<'_>, layer: usize, x: ValueId) -> Result<ValueId> {

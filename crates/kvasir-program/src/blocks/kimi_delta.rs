@@ -36,7 +36,15 @@ impl KimiDelta {
             head_dim: linear.size("head_dim")?,
             kernel: linear.size_or("short_conv_kernel_size", 4)?,
             eps: c.amount_or("rms_norm_eps", 1e-6)?,
-            gate: DecayGate::Channel,
+            gate: match linear.opt_float("gate_lower_bound")? {
+                None => DecayGate::Channel,
+                Some(bound) if bound < 0.0 && (bound as f32).is_finite() => {
+                    DecayGate::BoundedChannel { lower_bound: bound as f32 }
+                }
+                Some(other) => {
+                    return Err(linear.bad("gate_lower_bound", format!("is {other}, not a negative number")));
+                }
+            },
         })
     }
 

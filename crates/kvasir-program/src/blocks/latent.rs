@@ -15,6 +15,7 @@ use crate::builder::config::Config;
 use crate::builder::rope_config::RopeConfig;
 use crate::builder::{Attend, Builder};
 use crate::error::Result;
+use crate::ir::key_pool::KeyPool;
 use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::op::{NormKind, Pairs};
 use crate::ir::rope::RopeId;
@@ -40,6 +41,8 @@ pub(crate) struct Latent {
     bias: bool,
     scale: f64,
     pairs: Pairs,
+    /// Epsilon of the norms of the latents.
+    eps: f64,
     indexer: Option<Indexer>,
 }
 
@@ -49,6 +52,15 @@ struct Indexer {
     heads: usize,
     dim: usize,
     top_k: usize,
+    /// Tokens that are pooled and selected together (GLM-5); `None` if each is scored by itself.
+    pool: Option<usize>,
+}
+
+impl Indexer {
+    /// Elements of a row that the KV cache stores: a key, and a gate per channel if keys are pooled.
+    fn row_width(self) -> usize {
+        if self.pool.is_some() { 2 * self.dim } else { self.dim }
+    }
 }
 
 /// Epsilon of the norms inside MLA, whatever the config says of the others.
@@ -56,7 +68,7 @@ const EPS: f64 = 1e-6;
 
 impl Latent {
     pub(crate) fn read(config: Config<'_>) -> Result<Self> {
-        let (still, turning) = (config.size("qk_nope_head_dim")?, config.size("qk_rope_head_dim")?);
+        let (still, turning) = (config.size("qk_nope_head_dim")?, config.count("qk_rope_head_dim")?);
         let factor = RopeConfig::read(config)?.score_factor()?;
         let interleaved = config.flag_or("rope_interleave", true)?;
         Ok(Self {
@@ -69,6 +81,7 @@ impl Latent {
             bias: config.flag_or("attention_bias", false)?,
             scale: ((still + turning) as f64).powf(-0.5) * factor,
             pairs: if interleaved { Pairs::Interleaved } else { Pairs::Half },
+            eps: EPS,
             indexer: None,
         })
     }
@@ -79,6 +92,7 @@ impl Latent {
             heads: config.size("index_n_heads")?,
             dim: config.size("index_head_dim")?,
             top_k: config.size("index_topk")?,
+            pool: None,
         };
         if self.q_rank.is_none() {
             return Err(config.bad("q_lora_rank", "is missing, and the indexer needs it"));
@@ -86,8 +100,30 @@ impl Latent {
         Ok(Self { indexer: Some(indexer), ..self })
     }
 
+    /// Adds a sparse-attention indexer that scores pools of `index_kpool` tokens. It has no RoPE.
+    pub(crate) fn pooled(self, config: Config<'_>) -> Result<Self> {
+        let latent = self.sparse(config)?;
+        let size = config.size("index_kpool")?;
+        let top_k = config.size("index_topk")?;
+        if !top_k.is_multiple_of(size) {
+            return Err(
+                config.bad("index_topk", format!("is {top_k}, not a multiple of {size} pooled tokens"))
+            );
+        }
+        let pool = |indexer| Indexer { pool: Some(size), ..indexer };
+        Ok(Self { indexer: latent.indexer.map(pool), ..latent })
+    }
+
+    /// With another epsilon of the latents' norms.
+    pub(crate) fn with_eps(self, eps: f64) -> Self {
+        Self { eps, ..self }
+    }
+
     /// The rope over the rotary part.
     pub(crate) fn rope(&self, b: &mut Builder<'_>) -> Result<RopeId> {
+        if self.turning == 0 {
+            return Err(b.config.bad("qk_rope_head_dim", "is 0 or missing"));
+        }
         let rope = RopeConfig::read(b.config)?.rope(self.turning)?;
         Ok(b.rope(rope))
     }
@@ -107,7 +143,7 @@ impl Latent {
             value_in_key: true,
             window: None,
             lookahead: 0,
-            index_dim: self.indexer.map_or(0, |i| i.dim),
+            index_dim: self.indexer.map_or(0, Indexer::row_width),
         });
         let (q_latent, q) = self.queries(b, &p, x)?;
         let q = match rope {
@@ -115,15 +151,19 @@ impl Latent {
             None => q,
         };
         let k = self.keys(b, &p, x, rope)?;
-        let selection = match (self.indexer, q_latent, rope) {
-            (Some(indexer), Some(latent), Some(rope)) => Some(indexer.build(b, &p, x, latent, id, rope)?),
+        let selection = match (self.indexer, q_latent) {
+            (Some(indexer), Some(latent)) => Some(indexer.build(b, &p, x, latent, id, rope)?),
             _ => None,
         };
         let (expand_k, expand_v) = self.expansions(b, &p)?;
         let still = b.slice(q, self.heads, 0, self.still)?;
-        let turning = b.slice(q, self.heads, self.still, self.turning)?;
         let absorbed = b.group_linear(still, expand_k)?;
-        let q = b.concat(absorbed, turning, self.heads)?;
+        let q = if self.turning == 0 {
+            absorbed
+        } else {
+            let turning = b.slice(q, self.heads, self.still, self.turning)?;
+            b.concat(absorbed, turning, self.heads)?
+        };
         let attend =
             Attend { q, k: Some(k), v: None, scale: self.scale, soft_cap: None, sinks: None, selection };
         let latents = b.attend(id, &attend)?;
@@ -142,7 +182,7 @@ impl Latent {
         };
         let down = b.matrix(&format!("{p}q_a_proj"), rank, hidden, self.bias, Role::Matrix)?;
         let latent = b.linear(x, down)?;
-        let latent = b.rms(latent, &format!("{p}q_a_layernorm"), 1, EPS)?;
+        let latent = b.rms(latent, &format!("{p}q_a_layernorm"), 1, self.eps)?;
         let up = b.matrix(&format!("{p}q_b_proj"), width, rank, false, Role::Matrix)?;
         Ok((Some(latent), b.linear(latent, up)?))
     }
@@ -153,7 +193,10 @@ impl Latent {
         let matrix = b.matrix(&format!("{p}kv_a_proj_with_mqa"), width, hidden, self.bias, Role::Matrix)?;
         let both = b.linear(x, matrix)?;
         let latent = b.slice(both, 1, 0, self.rank)?;
-        let latent = b.rms(latent, &format!("{p}kv_a_layernorm"), 1, EPS)?;
+        let latent = b.rms(latent, &format!("{p}kv_a_layernorm"), 1, self.eps)?;
+        if self.turning == 0 {
+            return Ok(latent);
+        }
         let turning = b.slice(both, 1, self.rank, self.turning)?;
         let turning = match rope {
             Some(rope) => b.rotary(turning, 1, 0, rope, self.pairs)?,
@@ -195,8 +238,8 @@ impl Latent {
 }
 
 impl Indexer {
-    /// Builds the indexer. Its rotary part is first in a head (last in the attention's heads), and
-    /// its pairs are always (i, i + half).
+    /// Builds the indexer. Its rotary part, if any, is first in a head (last in the attention's
+    /// heads), and its pairs are always (i, i + half).
     fn build(
         self,
         b: &mut Builder<'_>,
@@ -204,20 +247,33 @@ impl Indexer {
         x: ValueId,
         q_latent: ValueId,
         layer: LayerId,
-        rope: RopeId,
+        rope: Option<RopeId>,
     ) -> Result<ValueId> {
+        let rotated = |b: &mut Builder<'_>, x, heads| match rope {
+            Some(rope) => b.rotary(x, heads, 0, rope, Pairs::Half),
+            None => Ok(x),
+        };
         let (hidden, rank, width) = (b.program.hidden, b.width(q_latent), self.heads * self.dim);
         let wq = b.matrix(&format!("{p}indexer.wq_b"), width, rank, false, Role::Matrix)?;
         let q = b.linear(q_latent, wq)?;
-        let q = b.rotary(q, self.heads, 0, rope, Pairs::Half)?;
+        let q = rotated(b, q, self.heads)?;
         let wk = b.matrix(&format!("{p}indexer.wk"), self.dim, hidden, false, Role::Matrix)?;
         let k = b.linear(x, wk)?;
         let k = b.norm(k, NormKind::Layer, &format!("{p}indexer.k_norm"), 1, EPS)?;
-        let k = b.rotary(k, 1, 0, rope, Pairs::Half)?;
+        let k = rotated(b, k, 1)?;
         // A positive constant factor on all scores would not change the top-k, so none is applied.
         let weights =
             b.matrix(&format!("{p}indexer.weights_proj"), self.heads, hidden, false, Role::Router)?;
         let weights = b.linear(x, weights)?;
-        b.select_keys(q, k, weights, layer, self.top_k)
+        let Some(size) = self.pool else {
+            return b.select_keys(q, k, weights, layer, (self.top_k, None));
+        };
+        let gate = format!("{p}indexer.index_kpool_compress_gate");
+        let gate = b.weight(&gate, &[self.dim, hidden], Role::Router)?;
+        let gate = b.linear(x, Matrix::whole(gate, self.dim, hidden))?;
+        let row = b.concat(k, gate, 1)?;
+        let bias = format!("{p}indexer.index_kpool_compress_ape");
+        let gate_bias = b.weight(&bias, &[size, self.dim], Role::Router)?;
+        b.select_keys(q, row, weights, layer, (self.top_k, Some(KeyPool { size, gate_bias })))
     }
 }

@@ -1,5 +1,5 @@
 //! Building blocks shared by architectures: GQA attention, MLA, Gated DeltaNet, Kimi Delta
-//! Attention, Mamba-2, feed-forward, MoE, the decoder stack, sliding windows.
+//! Attention, Mamba-2, hyper-connections, feed-forward, MoE, the decoder stack, sliding windows.
 
 pub(crate) mod attention;
 pub(crate) mod classifier;
@@ -8,6 +8,7 @@ pub(crate) mod encoder;
 pub(crate) mod feed_forward;
 pub(crate) mod gated_delta;
 pub(crate) mod grouped;
+pub(crate) mod hyper_connection;
 pub(crate) mod kimi_delta;
 pub(crate) mod latent;
 pub(crate) mod mamba2;

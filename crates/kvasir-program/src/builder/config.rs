@@ -145,11 +145,11 @@ impl<'a> Config<'a> {
 
     /// The value of each layer's kind, from a list of `layers` kinds such as `layer_types`. `None`
     /// if the key is absent.
-    pub(crate) fn by_layer_kind<T: Copy>(
+    pub(crate) fn by_layer_kind<T: Copy, const N: usize>(
         &self,
         key: &str,
         layers: usize,
-        kinds: [(&str, T); 2],
+        kinds: [(&str, T); N],
     ) -> Result<Option<Vec<T>>> {
         let Some(names) = self.texts(key)? else { return Ok(None) };
         if names.len() != layers {

@@ -9,11 +9,13 @@ pub(crate) mod position_table;
 pub(crate) mod recurrent;
 pub(crate) mod rope_config;
 pub(crate) mod source;
+pub(crate) mod streams;
 
 use crate::builder::config::Config;
 use crate::builder::source::Source;
 use crate::error::{ProgramError, Result};
 use crate::ir::activation::Activation;
+use crate::ir::key_pool::KeyPool;
 use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::moe::{Experts, Routing};
 use crate::ir::number_type::NumberType;
@@ -324,12 +326,13 @@ impl<'a> Builder<'a> {
         k: ValueId,
         weights: ValueId,
         layer: LayerId,
-        top_k: usize,
+        (top_k, pool): (usize, Option<KeyPool>),
     ) -> Result<ValueId> {
         let dim = self.program.layers[layer.0 as usize].index_dim;
         self.same(self.width(k), dim, "index_head_dim")?;
-        self.same(self.width(q), dim * self.width(weights), "index_n_heads")?;
-        let op = |out| Op::SelectKeys { q, k, weights, layer, top_k, out };
+        let key_dim = if pool.is_some() { dim / 2 } else { dim };
+        self.same(self.width(q), key_dim * self.width(weights), "index_n_heads")?;
+        let op = |out| Op::SelectKeys { q, k, weights, layer, top_k, pool, out };
         Ok(self.push(Holds::Selection, Rows::Tokens, op))
     }
 

@@ -38,7 +38,7 @@ fn read(r: &mut ConfigReader<'_>) -> Result<()> {
 
 fn write(w: &mut MetadataWriter<'_>) -> Result<()> {
     let (rank, value) = (w.config.size("kv_lora_rank")?, w.config.size("v_head_dim")?);
-    let (still, rotated) = (w.config.size("qk_nope_head_dim")?, w.config.size("qk_rope_head_dim")?);
+    let (still, rotated) = (w.config.size("qk_nope_head_dim")?, w.config.count("qk_rope_head_dim")?);
     w.count("attention.head_count_kv", 1);
     w.count("attention.key_length", rank + rotated);
     w.count("attention.value_length", rank);

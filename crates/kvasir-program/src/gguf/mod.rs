@@ -11,6 +11,7 @@
 pub(crate) mod encoder;
 pub(crate) mod experts;
 pub(crate) mod heads;
+pub(crate) mod kimi_delta;
 pub(crate) mod latent;
 pub(crate) mod metadata;
 pub(crate) mod reader;

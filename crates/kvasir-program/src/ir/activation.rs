@@ -26,4 +26,10 @@ pub enum Activation {
         /// Clamping limit.
         limit: f32,
     },
+    /// SwiGLU of clamped operands (GLM-5, DeepSeek-V4): with g = min(gate, limit) and u = clamp(up,
+    /// -limit, limit), g * sigmoid(g) * u.
+    LimitedSwiglu {
+        /// Clamping limit.
+        limit: f32,
+    },
 }

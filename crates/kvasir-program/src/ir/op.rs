@@ -12,6 +12,8 @@
 use crate::ir::activation::Activation;
 use crate::ir::collective::Collective;
 use crate::ir::elementwise::Elementwise;
+use crate::ir::hyper_connection::HyperForm;
+use crate::ir::key_pool::KeyPool;
 use crate::ir::layer::LayerId;
 use crate::ir::lookup::LookupIndex;
 use crate::ir::moe::{Experts, Routing};
@@ -149,20 +151,25 @@ pub enum Op {
         out: ValueId,
     },
     /// The sparse-attention indexer (DeepSeek sparse attention): writes `k` to the cache, scores
-    /// every visible entry, and selects the `top_k` best, earlier entries first among equals.
+    /// every visible entry or pool, and selects the best, earlier ones first among equals.
     ///
     /// `score = Σ over heads of weight * max(0, q · k)`.
     SelectKeys {
-        /// Indexer queries: one group per head, each `index_dim` of the layer wide.
+        /// Indexer queries, one group per head.
         q: ValueId,
-        /// The token's own indexer key.
+        /// The token's own indexer key, `index_dim` of the layer wide; with a `pool`, a key and a
+        /// gate of equal width.
         k: ValueId,
         /// One weight per indexer head.
         weights: ValueId,
         /// The layer that holds the indexer keys.
         layer: LayerId,
-        /// Number of entries selected.
+        /// Number of entries selected. With a `pool`, `top_k / size` pools are, beside the entries
+        /// after the last complete pool.
         top_k: usize,
+        /// How entries are pooled; `None` if each is scored by itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<KeyPool>,
         /// Result.
         out: ValueId,
     },
@@ -298,6 +305,27 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
+    /// The weights of a hyper-connection between parallel residual streams: `pre`, `post` and the
+    /// mixing matrix, from their projections; see [`HyperForm`].
+    HyperConnection {
+        /// The projections.
+        x: ValueId,
+        /// Scales, biases and iterations.
+        form: HyperForm,
+        /// Result: `pre` and `post`, one element per stream each, then the mixing matrix row-major.
+        out: ValueId,
+    },
+    /// A weighted sum of streams: `out[k] = Σ_j weights[j * outputs + k] * x[j]`.
+    MixStreams {
+        /// The streams, of equal width.
+        x: ValueId,
+        /// One weight per pair of streams.
+        weights: ValueId,
+        /// Streams of `x`; `outputs` is the number of weights divided by it.
+        streams: usize,
+        /// Result.
+        out: ValueId,
+    },
     /// MoE routing: selects experts and their weights.
     Route {
         /// Router scores, one per expert.
@@ -357,132 +385,4 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
-}
-
-/// An op's operands as options of references; `as_ref` reads them and `as_mut` replaces them.
-macro_rules! operands {
-    ($op:ident, $as_part:ident) => {
-        match $op {
-            Self::Embed { .. } | Self::Lookup { .. } | Self::Hidden { .. } => [None, None, None, None, None],
-            Self::Norm { x, .. }
-            | Self::Linear { x, .. }
-            | Self::GroupLinear { x, .. }
-            | Self::Slice { x, .. }
-            | Self::Rotary { x, .. }
-            | Self::ShortConv { x, .. }
-            | Self::Scale { x, .. }
-            | Self::Collect { x, .. }
-            | Self::Elementwise { x, .. }
-            | Self::Pool { x, .. }
-            | Self::Gather { x, .. }
-            | Self::Head { x, .. } => [Some(x), None, None, None, None],
-            Self::Route { scores, .. } => [Some(scores), None, None, None, None],
-            Self::Concat { a, b, .. } | Self::Add { a, b, .. } => [Some(a), Some(b), None, None, None],
-            Self::SelectKeys { q, k, weights, .. } => [Some(q), Some(k), Some(weights), None, None],
-            Self::UpdateAndAttend { q, k, v, selection, .. } => {
-                [Some(q), k.$as_part(), v.$as_part(), selection.$as_part(), None]
-            }
-            Self::GatedDelta { q, k, v, decay, beta, .. } => {
-                [Some(q), Some(k), Some(v), Some(decay), Some(beta)]
-            }
-            Self::SelectiveScan { x, b, c, dt, .. } => [Some(x), Some(b), Some(c), Some(dt), None],
-            Self::Gate { gate, up, .. } => [Some(gate), Some(up), None, None, None],
-            Self::Mixture { x, routes, .. } => [Some(x), Some(routes), None, None, None],
-        }
-    };
-}
-
-/// The id of an op's result, as a reference like the op's.
-macro_rules! result {
-    ($op:ident) => {
-        match $op {
-            Self::Embed { out, .. }
-            | Self::Lookup { out, .. }
-            | Self::Hidden { out }
-            | Self::Norm { out, .. }
-            | Self::Linear { out, .. }
-            | Self::GroupLinear { out, .. }
-            | Self::Slice { out, .. }
-            | Self::Concat { out, .. }
-            | Self::Rotary { out, .. }
-            | Self::SelectKeys { out, .. }
-            | Self::UpdateAndAttend { out, .. }
-            | Self::ShortConv { out, .. }
-            | Self::GatedDelta { out, .. }
-            | Self::SelectiveScan { out, .. }
-            | Self::Gate { out, .. }
-            | Self::Scale { out, .. }
-            | Self::Elementwise { out, .. }
-            | Self::Pool { out, .. }
-            | Self::Add { out, .. }
-            | Self::Route { out, .. }
-            | Self::Mixture { out, .. }
-            | Self::Collect { out, .. }
-            | Self::Gather { out, .. }
-            | Self::Head { out, .. } => out,
-        }
-    };
-}
-
-impl Op {
-    /// The value it makes.
-    pub fn out(&self) -> ValueId {
-        *result!(self)
-    }
-
-    /// Changes the id of its result.
-    pub(crate) fn set_out(&mut self, to: ValueId) {
-        *result!(self) = to;
-    }
-
-    /// Whether each row of the result follows from the same row of the operands alone, whatever
-    /// the token's position is. Such ops may run on some of the rows.
-    pub(crate) fn is_row_wise(&self) -> bool {
-        match self {
-            Self::Norm { .. }
-            | Self::Linear { .. }
-            | Self::GroupLinear { .. }
-            | Self::Slice { .. }
-            | Self::Concat { .. }
-            | Self::Gate { .. }
-            | Self::Scale { .. }
-            | Self::Elementwise { .. }
-            | Self::Add { .. }
-            | Self::Route { .. }
-            | Self::Mixture { .. }
-            | Self::Collect { .. } => true,
-            Self::Embed { .. }
-            | Self::Lookup { .. }
-            | Self::Hidden { .. }
-            | Self::Pool { .. }
-            | Self::Rotary { .. }
-            | Self::SelectKeys { .. }
-            | Self::UpdateAndAttend { .. }
-            | Self::ShortConv { .. }
-            | Self::GatedDelta { .. }
-            | Self::SelectiveScan { .. }
-            | Self::Gather { .. }
-            | Self::Head { .. } => false,
-        }
-    }
-
-    /// The values it reads.
-    pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
-        operands!(self, as_ref).into_iter().flatten().copied()
-    }
-
-    /// The recurrent state that the op reads and writes.
-    pub fn state(&self) -> Option<StateId> {
-        match self {
-            Self::ShortConv { state, .. }
-            | Self::GatedDelta { state, .. }
-            | Self::SelectiveScan { state, .. } => Some(*state),
-            _ => None,
-        }
-    }
-
-    /// Substitutes its operands by `by`.
-    pub(crate) fn replace(&mut self, by: impl Fn(ValueId) -> ValueId) {
-        operands!(self, as_mut).into_iter().flatten().for_each(|value| *value = by(*value));
-    }
 }

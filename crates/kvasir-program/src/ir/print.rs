@@ -1,5 +1,6 @@
 //! `Display` for programs: a readable dump, one op per line (`%value [width] = op operands`).
 
+use crate::ir::key_pool::KeyPool;
 use crate::ir::op::{NormKind, Op, Pairs};
 use crate::ir::program::{Program, Purpose, Shard};
 use crate::ir::recurrent::DecayGate;
@@ -110,8 +111,10 @@ impl Program {
                 let pairs = if *pairs == Pairs::Half { "half" } else { "interleaved" };
                 write!(f, "rotary {x} rope {} {start}..{} {pairs} groups {groups}", rope.0, start + dims)
             }
-            Op::SelectKeys { q, k, weights, layer, top_k, .. } => {
-                write!(f, "select_keys {q} {k} {weights} layer {} top {top_k}", layer.0)
+            Op::SelectKeys { q, k, weights, layer, top_k, pool, .. } => {
+                write!(f, "select_keys {q} {k} {weights} layer {} top {top_k}", layer.0)?;
+                let Some(KeyPool { size, gate_bias }) = pool else { return Ok(()) };
+                write!(f, " in pools of {size} gates + {}", self.name(*gate_bias))
             }
             Op::UpdateAndAttend { q, k, v, layer, scale, soft_cap, sinks, selection, .. } => {
                 write!(f, "update_and_attend {q}")?;
@@ -153,6 +156,14 @@ impl Program {
                 by.iter().try_for_each(|by| write!(f, " {}", self.name(*by)))
             }
             Op::Elementwise { x, function, .. } => write!(f, "elementwise {x} {function:?}"),
+            Op::HyperConnection { x, form, .. } => {
+                write!(f, "hyper_connection {x} scale {}", self.name(form.scale))?;
+                write!(f, " + {} streams {}", self.name(form.base), form.streams)?;
+                write!(f, " iterations {} eps {}", form.iterations, form.eps)
+            }
+            Op::MixStreams { x, weights, streams, .. } => {
+                write!(f, "mix_streams {x} by {weights} streams {streams}")
+            }
             Op::Add { a, b, .. } => write!(f, "add {a} {b}"),
             Op::Route { scores, routing, .. } => {
                 write!(

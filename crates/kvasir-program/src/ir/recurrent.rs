@@ -53,10 +53,11 @@ impl DecayRate {
 
 /// The decays of a gated delta rule. `g` is the logarithm of a decay; `rate` is that of the value
 /// head.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecayGate {
     /// One decay per value head (Gated DeltaNet): `g = rate * softplus(decay + dt_bias)`.
+    #[default]
     Head,
     /// One decay per key channel of each value head (Kimi Delta Attention), with the same formula.
     Channel,
@@ -87,6 +88,7 @@ pub struct DeltaForm {
     /// Bias of the decay projection, one per decay.
     pub dt_bias: WeightId,
     /// How many decays a value head has, and their formula.
+    #[serde(default)]
     pub gate: DecayGate,
 }
 

@@ -69,6 +69,10 @@ impl Usage<'_> {
             Op::SelectiveScan { form, .. } => {
                 [form.decay, form.dt_bias, form.skip].into_iter().for_each(|id| self.add_all(id));
             }
+            Op::HyperConnection { form, .. } => {
+                [form.scale, form.base].into_iter().for_each(|id| self.add_all(id));
+            }
+            Op::SelectKeys { pool, .. } => pool.iter().for_each(|pool| self.add_all(pool.gate_bias)),
             Op::Scale { by, .. } => by.iter().for_each(|id| self.add_all(*id)),
             Op::Mixture { experts, .. } => {
                 [&experts.gate, &experts.up, &experts.down].into_iter().for_each(|all| self.family(all));
@@ -77,10 +81,10 @@ impl Usage<'_> {
             | Op::Slice { .. }
             | Op::Concat { .. }
             | Op::Rotary { .. }
-            | Op::SelectKeys { .. }
             | Op::UpdateAndAttend { sinks: None, .. }
             | Op::Gate { .. }
             | Op::Elementwise { .. }
+            | Op::MixStreams { .. }
             | Op::Pool { .. }
             | Op::Add { .. }
             | Op::Collect { .. }

@@ -21,6 +21,10 @@ impl Program {
             self.tap(Tap::IntoLayer(layer)).ok_or_else(missing)
         };
         let [a, b, c] = [input(layers[0])?, input(layers[1])?, input(layers[2])?];
+        if [a, b, c].iter().any(|input| self.value(*input).width() != self.hidden) {
+            let why = "is the width of one of several residual streams, which draft heads cannot read";
+            return Err(ProgramError::config("hidden_size", why));
+        }
         let mut value = |width: usize| {
             program.values.push(Value { holds: Holds::Numbers(width), rows: Rows::Tokens });
             ValueId(program.values.len() as u32 - 1)

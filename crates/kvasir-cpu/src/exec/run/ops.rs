@@ -6,16 +6,17 @@ use crate::gemm::linear::Operand;
 use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
 use crate::ops::expert_parallel::{RoutedRows, expert_parallel_mixture};
-use crate::ops::indexer::{Indexer, select};
+use crate::ops::hyper_connection::{HyperWeights, hyper_connection, mix_streams};
+use crate::ops::indexer::{GatedPool, Indexer, select};
 use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
 use crate::rowwise::{RotaryPart, activate, activate_scalar_gate, add, elementwise, norm, rotate, scale};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
-use kvasir_program::{Collective, Holds, Op, RopeId, ValueId, WeightId};
+use kvasir_program::{Collective, Holds, KeyPool, Op, RopeId, ValueId, WeightId};
 
 impl Run<'_> {
-    /// Computes row `row` of a row-wise op (norm, gate, scale, add) into `y`.
+    /// Computes row `row` of a row-wise op (norm, gate, scale, add, streams) into `y`.
     pub(crate) fn row(&self, op: &Op, values: &[Buffer], row: usize, y: &mut [f32]) {
         let (isa, width) = (self.model.isa, y.len());
         let x = |v: ValueId| &self.value(values, v)[row * width..(row + 1) * width];
@@ -38,6 +39,18 @@ impl Run<'_> {
             }
             Op::Add { a, b, .. } => add(isa, x(*a), x(*b), y),
             Op::Elementwise { x: v, function, .. } => elementwise(isa, x(*v), *function, y),
+            Op::HyperConnection { x: v, form, .. } => {
+                let vector = |id: WeightId| &self.model.vectors[&id][..];
+                let weights = HyperWeights { scale: vector(form.scale), base: vector(form.base) };
+                hyper_connection(x(*v), form, weights, y);
+            }
+            Op::MixStreams { x: v, weights, streams, .. } => {
+                let of_row = |v: ValueId| {
+                    let width = self.width(v);
+                    &self.value(values, v)[row * width..(row + 1) * width]
+                };
+                mix_streams(isa, of_row(*v), of_row(*weights), self.width(*v) / streams, y);
+            }
             _ => {}
         }
     }
@@ -71,6 +84,8 @@ impl Run<'_> {
             | Op::Gate { .. }
             | Op::Scale { .. }
             | Op::Add { .. }
+            | Op::HyperConnection { .. }
+            | Op::MixStreams { .. }
             | Op::Elementwise { .. } => {
                 for_each_row(threads, n, &|_, row| self.row(op, values, row, row_of(row)));
             }
@@ -125,9 +140,11 @@ impl Run<'_> {
                     rotate(isa, y, part, cos, sin);
                 });
             }
-            Op::SelectKeys { q, k, weights, layer, top_k, .. } => {
+            Op::SelectKeys { q, k, weights, layer, top_k, pool, .. } => {
                 let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
                 self.write_kv(None, &[Some((index, x(*k)))]);
+                let gate_bias = |pool: KeyPool| &self.model.vectors[&pool.gate_bias][..];
+                let pool = pool.map(|pool| GatedPool { size: pool.size, gate_bias: gate_bias(pool) });
                 let indexer = Indexer {
                     plan: self.plan,
                     pools: self.pools,
@@ -138,6 +155,7 @@ impl Run<'_> {
                     weights: x(*weights),
                     heads: self.width(*weights),
                     top_k: *top_k,
+                    pool,
                 };
                 // SAFETY: the plan's slots were checked, and writes come before reads.
                 let views = unsafe { select(threads, isa, &indexer) };

@@ -115,6 +115,12 @@ fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
             let ids = [&mut form.decay, &mut form.dt_bias, &mut form.skip];
             ids.into_iter().for_each(|id| visit_one(id, visit));
         }
+        Op::HyperConnection { form, .. } => {
+            [&mut form.scale, &mut form.base].into_iter().for_each(|id| visit_one(id, visit));
+        }
+        Op::SelectKeys { pool, .. } => {
+            pool.iter_mut().for_each(|pool| visit_one(&mut pool.gate_bias, visit));
+        }
         Op::Scale { by, .. } => by.iter_mut().for_each(|id| visit_one(id, visit)),
         Op::UpdateAndAttend { sinks, .. } => {
             sinks.iter_mut().for_each(|Vector { weight, .. }| visit_one(weight, visit));
@@ -127,9 +133,9 @@ fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
         | Op::Slice { .. }
         | Op::Concat { .. }
         | Op::Rotary { .. }
-        | Op::SelectKeys { .. }
         | Op::Gate { .. }
         | Op::Elementwise { .. }
+        | Op::MixStreams { .. }
         | Op::Pool { .. }
         | Op::Add { .. }
         | Op::Collect { .. }

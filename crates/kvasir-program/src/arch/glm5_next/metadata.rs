@@ -1,0 +1,105 @@
+//! Metadata and tensors of GLM-5-next in GGUF.
+
+use crate::arch::glm5_next::linear_layers;
+use crate::error::{ProgramError, Result};
+use crate::gguf::kimi_delta::{read_delta, write_delta};
+use crate::gguf::reader::ConfigReader;
+use crate::gguf::rule::{Absent, Constant, Rule};
+use crate::gguf::tensor_name::TensorName::{self, Irregular, Stem};
+use crate::gguf::transform::{StoredAs, Transform};
+use crate::gguf::writer::MetadataWriter;
+use serde_json::Value as Json;
+
+pub(crate) const TENSORS: &[TensorName] = &[
+    Stem("ssm_conv1d_q", "self_attn.q_conv1d"),
+    Stem("ssm_conv1d_k", "self_attn.k_conv1d"),
+    Stem("ssm_conv1d_v", "self_attn.v_conv1d"),
+    Stem("ssm_f_a", "self_attn.f_a_proj"),
+    Stem("ssm_f_b", "self_attn.f_b_proj"),
+    Stem("ssm_g_a", "self_attn.g_a_proj"),
+    Stem("ssm_g_b", "self_attn.g_b_proj"),
+    Stem("ssm_beta", "self_attn.b_proj"),
+    Irregular("ssm_a", "self_attn.A_log"),
+    Irregular("ssm_dt.bias", "self_attn.dt_bias"),
+    Stem("ssm_norm", "self_attn.o_norm"),
+    Stem("indexer.attn_q_b", "self_attn.indexer.wq_b"),
+    Stem("indexer.attn_k", "self_attn.indexer.wk"),
+    Stem("indexer.k_norm", "self_attn.indexer.k_norm"),
+    Stem("indexer.proj", "self_attn.indexer.weights_proj"),
+    Irregular("indexer_compressor_gate.weight", "self_attn.indexer.index_kpool_compress_gate"),
+    Irregular("indexer_compressor_ape.weight", "self_attn.indexer.index_kpool_compress_ape"),
+    Irregular("hc_attn_fn.weight", "hc_attn_fn"),
+    Irregular("hc_attn_base.weight", "hc_attn_base"),
+    Irregular("hc_attn_scale.weight", "hc_attn_scale"),
+    Irregular("hc_ffn_fn.weight", "hc_ffn_fn"),
+    Irregular("hc_ffn_base.weight", "hc_ffn_base"),
+    Irregular("hc_ffn_scale.weight", "hc_ffn_scale"),
+];
+
+pub(crate) const TRANSFORMS: &[StoredAs] = &[
+    StoredAs { tensors: "self_attn.kv_b_proj.weight", transform: Transform::SplitLatent },
+    StoredAs { tensors: "self_attn.A_log", transform: Transform::DecayRate { column: false } },
+];
+
+/// KDA layers, and the pools of the indexer.
+pub(crate) const POOLS: &[Rule] = &[
+    Rule::Code { read: read_delta, write: |w| write_delta(w, &linear_layers(w.config)?) },
+    Rule::count("attention.indexer.kpool", "index_kpool", Absent::Fail),
+    Rule::flag(
+        "attention.indexer.kpool_select_tail",
+        "index_kpool_always_select_tail",
+        Absent::Means(Constant::Flag(true)),
+    ),
+    Rule::Code { read: read_indexer_types, write: write_indexer_norm },
+    Rule::Implied { config: "mla_use_nope", value: Constant::Flag(true) },
+];
+
+/// Hyper-connections, and the limit of SwiGLU operands.
+pub(crate) const HYPER: &[Rule] = &[
+    Rule::count("hyper_connection.count", "hc_mult", Absent::Fail),
+    Rule::count("hyper_connection.sinkhorn_iterations", "hc_sinkhorn_iters", Absent::Fail),
+    Rule::float("hyper_connection.epsilon", "hc_eps", Absent::Fail),
+    Rule::Code { read: read_limit, write: write_limit },
+];
+
+const TYPES: &str = "attention.indexer.types";
+
+fn read_indexer_types(r: &mut ConfigReader<'_>) -> Result<()> {
+    let types = r.file.value(TYPES);
+    let types = types.as_ref().and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
+    if types.iter().any(|is_full| is_full.as_bool() == Some(false)) {
+        return Err(ProgramError::metadata(
+            TYPES,
+            "shares selections between layers, which is not supported",
+        ));
+    }
+    Ok(())
+}
+
+/// The norm of the indexer's keys is a LayerNorm with an epsilon of its own.
+fn write_indexer_norm(w: &mut MetadataWriter<'_>) -> Result<()> {
+    w.float("attention.layer_norm_epsilon", 1e-6);
+    Ok(())
+}
+
+/// Limits of routed and shared experts; GGUF may list them by layer.
+const LIMITS: [&str; 2] = ["swiglu_clamp_exp", "swiglu_clamp_shexp"];
+
+fn read_limit(r: &mut ConfigReader<'_>) -> Result<()> {
+    let [experts, shared] = LIMITS.map(|key| r.number(key));
+    if let (Some(experts), Some(shared)) = (&experts, &shared)
+        && experts != shared
+    {
+        return Err(ProgramError::metadata(LIMITS[1], "differs from that of routed experts"));
+    }
+    let limit = experts.filter(|limit| limit.as_f64().is_some_and(|limit| limit > 0.0));
+    r.set("swiglu_limit", limit.unwrap_or(Json::Null));
+    Ok(())
+}
+
+fn write_limit(w: &mut MetadataWriter<'_>) -> Result<()> {
+    if let Some(limit) = w.config.opt_float("swiglu_limit")? {
+        LIMITS.into_iter().for_each(|key| w.float(key, limit));
+    }
+    Ok(())
+}

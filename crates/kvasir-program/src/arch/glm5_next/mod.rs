@@ -1,0 +1,131 @@
+//! GLM-5-next (GLM-5.3-Flash): Kimi Delta Attention (KDA) with bounded decays in most layers, MLA
+//! without RoPE over selected pools of tokens in the others, and hyper-connections between residual
+//! streams.
+
+pub(crate) mod metadata;
+
+use crate::arch::Architecture;
+use crate::arch::class::Class;
+use crate::arch::config_defaults::{fill, is_missing};
+use crate::arch::glm4_moe_lite::check_dense_layers;
+use crate::arch::glm5_next::metadata::{HYPER, POOLS, TENSORS, TRANSFORMS};
+use crate::blocks::decoder::{Norms, decoder_of_streams};
+use crate::blocks::grouped::Grouped;
+use crate::blocks::hyper_connection::HyperConnections;
+use crate::blocks::kimi_delta::{KimiDelta, LINEAR, kda_layers};
+use crate::blocks::latent::Latent;
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::error::Result;
+use crate::gguf::Gguf;
+use crate::gguf::experts::{EXPERT_WIDTH, EXPERTS, GROUPED, SIGMOID_SCORES};
+use crate::gguf::latent::{INDEXER, LATENT};
+use crate::ir::activation::Activation;
+use serde_json::{Map, Value as Json};
+
+pub(crate) static GLM5_NEXT: Architecture = Architecture {
+    classes: &[
+        Class::text("Glm5NextForCausalLM", "glm5_next_text"),
+        Class::multimodal("Glm5NextForConditionalGeneration", "glm5_next_text", &["visual."]),
+    ],
+    renames: &[],
+    is_encoder: false,
+    gguf: Gguf {
+        names: &["glm5-next"],
+        written: |_| "glm5-next",
+        claims: |_| true,
+        tensors: TENSORS,
+        transforms: TRANSFORMS,
+        rules: &[EXPERTS, EXPERT_WIDTH, SIGMOID_SCORES, GROUPED, LATENT, INDEXER, POOLS, HYPER],
+    },
+    models: "GLM-5.3-Flash (text)",
+    specifics: "Kimi Delta Attention, MLA over selected pools of tokens, hyper-connections",
+    defaults,
+    target,
+    prediction: None,
+};
+
+fn defaults(config: &mut Map<String, Json>) {
+    let types = config.get("mlp_layer_types").and_then(Json::as_array);
+    let dense = types.map_or(0, |all| all.iter().take_while(|kind| *kind == "dense").count());
+    fill(config, [("first_k_dense_replace", dense.into()), ("norm_topk_prob", true.into())]);
+    fill(config, [("rms_norm_eps", 1e-5.into()), ("tie_word_embeddings", false.into())]);
+    fill(config, [("hc_mult", 4.into()), ("hc_sinkhorn_iters", 20.into()), ("hc_eps", 1e-6.into())]);
+    if is_missing(config, "qk_rope_head_dim") {
+        config.insert("qk_rope_head_dim".to_owned(), 0.into());
+    }
+    if let Some(Json::Object(linear)) = config.get_mut(LINEAR) {
+        linear.entry("gate_lower_bound").or_insert((-5.0).into());
+    }
+}
+
+/// Whether each layer is KDA: as `layer_types` says, else by the lists of `linear_attn_config`.
+pub(crate) fn linear_layers(c: Config<'_>) -> Result<Vec<bool>> {
+    let kinds = [("linear_attention", true), ("full_attention", false), ("indexed_attention", false)];
+    match c.by_layer_kind("layer_types", c.number("num_hidden_layers")?, kinds)? {
+        Some(listed) => Ok(listed),
+        None => kda_layers(c),
+    }
+}
+
+fn target(b: &mut Builder<'_>) -> Result<()> {
+    let c = b.config;
+    check_supported(c)?;
+    check_dense_layers(c)?;
+    let (norms, is_kda) = (Norms::rms(c)?, linear_layers(c)?);
+    let (connections, delta) = (HyperConnections::read(c)?, KimiDelta::read(c)?);
+    let latent = Latent::read(c)?.with_eps(norms.eps).pooled(c)?;
+    let mut experts = Grouped::read(c)?;
+    if let Some(limit) = c.opt_positive("swiglu_limit")? {
+        experts = experts.with_activation(Activation::LimitedSwiglu { limit: limit as f32 });
+    }
+    permit_prediction_layers(b)?;
+    decoder_of_streams(b, connections.streams, norms, |b, i, x| {
+        let p = format!("model.layers.{i}.");
+        let x = connections.around(b, &format!("{p}hc_attn"), x, |b, h| {
+            let h = norms.row(b, h, &format!("{p}input_layernorm"))?;
+            if is_kda[i] { delta.build(b, i, h) } else { latent.build(b, i, h, None) }
+        })?;
+        connections.around(b, &format!("{p}hc_ffn"), x, |b, h| {
+            let h = norms.row(b, h, &format!("{p}post_attention_layernorm"))?;
+            experts.build(b, i, h)
+        })
+    })
+}
+
+/// Permits the tensors of prediction layers (MTP), which do not run.
+fn permit_prediction_layers(b: &mut Builder<'_>) -> Result<()> {
+    let (layers, extra) =
+        (b.config.number("num_hidden_layers")?, b.config.count("num_nextn_predict_layers")?);
+    let is_extra = |name: &&String| {
+        let number = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let number = number.and_then(|(number, _)| number.parse::<usize>().ok());
+        number.is_some_and(|number| (layers..layers.saturating_add(extra)).contains(&number))
+    };
+    let names = b.source.tensors.iter().flat_map(|tensors| tensors.keys());
+    b.unread.extend(names.filter(is_extra).cloned());
+    Ok(())
+}
+
+/// Refuses what the class can say and no published model does.
+fn check_supported(c: Config<'_>) -> Result<()> {
+    for (key, default) in [("mhc", true), ("mla_use_nope", true), ("index_kpool_always_select_tail", true)] {
+        if !c.flag_or(key, default)? {
+            return Err(c.bad(key, "is false, only true is supported"));
+        }
+    }
+    if let Some(linear) = c.object(LINEAR)?
+        && !linear.flag_or("safe_gate", true)?
+    {
+        return Err(linear.bad("safe_gate", "is false, only true is supported"));
+    }
+    match c.count("qk_rope_head_dim")? {
+        0 => {}
+        width => return Err(c.bad("qk_rope_head_dim", format!("is {width}, only 0 is supported"))),
+    }
+    let types = c.texts("indexer_types")?.unwrap_or_default();
+    match types.into_iter().find(|kind| *kind != "full") {
+        None => Ok(()),
+        Some(other) => Err(c.bad("indexer_types", format!("has {other:?}, only \"full\" is supported"))),
+    }
+}

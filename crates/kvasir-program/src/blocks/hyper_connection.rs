@@ -1,0 +1,69 @@
+//! Manifold-constrained hyper-connections (mHC): several residual streams instead of one.
+//!
+//! Per sublayer f, with streams X and weights that depend on them:
+//!
+//! ```text
+//! pre, post, C = weights(fn · rms(X))
+//! y            = f(Σ_i pre_i X_i)
+//! X_k          = post_k y + Σ_j C_jk X_j
+//! ```
+
+use crate::builder::Builder;
+use crate::builder::config::Config;
+use crate::error::Result;
+use crate::ir::hyper_connection::HyperForm;
+use crate::ir::value::ValueId;
+use crate::ir::weight::{Matrix, Role};
+
+/// The hyper-connections of a model.
+#[derive(Clone, Copy)]
+pub(crate) struct HyperConnections {
+    pub(crate) streams: usize,
+    iterations: usize,
+    eps: f64,
+    norm_eps: f64,
+}
+
+/// Upper bound of streams and of Sinkhorn iterations, above any published model's.
+const MOST: usize = 64;
+
+impl HyperConnections {
+    pub(crate) fn read(c: Config<'_>) -> Result<Self> {
+        let bounded = |key: &str| match c.size(key)? {
+            n if n > MOST => Err(c.bad(key, format!("is {n}, more than {MOST}"))),
+            n => Ok(n),
+        };
+        let (streams, iterations) = (bounded("hc_mult")?, bounded("hc_sinkhorn_iters")?);
+        let (eps, norm_eps) = (c.amount_or("hc_eps", 1e-6)?, c.amount_or("rms_norm_eps", 1e-6)?);
+        Ok(Self { streams, iterations, eps, norm_eps })
+    }
+
+    /// Builds a sublayer with its connection, whose tensor names start with `name`.
+    pub(crate) fn around<'a>(
+        &self,
+        b: &mut Builder<'a>,
+        name: &str,
+        streams: ValueId,
+        sublayer: impl FnOnce(&mut Builder<'a>, ValueId) -> Result<ValueId>,
+    ) -> Result<ValueId> {
+        let (count, width) = (self.streams, HyperForm::width(self.streams));
+        let inputs = b.width(streams);
+        let normed = b.unweighted_rms(streams, 1, self.norm_eps)?;
+        let matrix = b.weight(&format!("{name}_fn"), &[width, inputs], Role::Router)?;
+        let projected = b.linear(normed, Matrix::whole(matrix, width, inputs))?;
+        let form = HyperForm {
+            streams: count,
+            iterations: self.iterations,
+            eps: self.eps as f32,
+            scale: b.weight(&format!("{name}_scale"), &[3], Role::Router)?,
+            base: b.weight(&format!("{name}_base"), &[width], Role::Router)?,
+        };
+        let weights = b.hyper_connection(projected, form)?;
+        let [pre, post] = [0, count].map(|start| b.slice(weights, 1, start, count));
+        let mixing = b.slice(weights, 1, 2 * count, count * count)?;
+        let x = b.mix_streams(streams, pre?, count)?;
+        let y = sublayer(b, x)?;
+        let (added, mixed) = (b.mix_streams(y, post?, 1)?, b.mix_streams(streams, mixing, count)?);
+        b.add(added, mixed)
+    }
+}

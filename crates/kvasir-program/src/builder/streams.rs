@@ -1,0 +1,40 @@
+//! Appends ops over parallel residual streams, which are the equal parts of a row.
+
+use crate::builder::Builder;
+use crate::error::Result;
+use crate::ir::hyper_connection::HyperForm;
+use crate::ir::op::Op;
+use crate::ir::value::ValueId;
+
+impl Builder<'_> {
+    /// `streams` copies of `x`, side by side.
+    pub(crate) fn repeat_streams(&mut self, x: ValueId, streams: usize) -> Result<ValueId> {
+        (1..streams).try_fold(x, |all, _| self.concat(all, x, 1))
+    }
+
+    /// The mean of all streams of `x`.
+    pub(crate) fn mean_of_streams(&mut self, x: ValueId, streams: usize) -> Result<ValueId> {
+        let width = self.group(x, streams, "hc_mult")?;
+        let mut sum = self.slice(x, 1, 0, width)?;
+        for stream in 1..streams {
+            let next = self.slice(x, 1, stream * width, width)?;
+            sum = self.add(sum, next)?;
+        }
+        Ok(self.scale(sum, 1.0 / streams as f64))
+    }
+
+    /// The weights of a hyper-connection, from their projections.
+    pub(crate) fn hyper_connection(&mut self, x: ValueId, form: HyperForm) -> Result<ValueId> {
+        let width = HyperForm::width(form.streams);
+        self.same(self.width(x), width, "hc_mult")?;
+        Ok(self.numbers(width, |out| Op::HyperConnection { x, form, out }))
+    }
+
+    /// A weighted sum of the `streams` streams of `x`, with one weight per pair of an input and an
+    /// output stream.
+    pub(crate) fn mix_streams(&mut self, x: ValueId, weights: ValueId, streams: usize) -> Result<ValueId> {
+        let width = self.group(x, streams, "hc_mult")?;
+        let outputs = self.group(weights, streams, "hc_mult")?;
+        Ok(self.numbers(outputs * width, |out| Op::MixStreams { x, weights, streams, out }))
+    }
+}

@@ -1,0 +1,36 @@
+//! [`HyperForm`]: manifold-constrained hyper-connections (mHC) between parallel residual streams.
+
+use crate::ir::weight::WeightId;
+use serde::{Deserialize, Serialize};
+
+/// How the weights of a hyper-connection follow from their projections `x` (pre, post and the
+/// mixing matrix C in this order), with scales `s` and biases `b`:
+///
+/// ```text
+/// pre  = sigmoid(s[0] x + b) + eps
+/// post = 2 sigmoid(s[1] x + b)
+/// C    = softmax of each row of (s[2] x + b), plus eps
+/// ```
+///
+/// Then Sinkhorn-Knopp normalization: the columns of C are divided by their sum plus eps; in each
+/// further iteration first the rows are, then the columns.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HyperForm {
+    /// Number of residual streams.
+    pub streams: usize,
+    /// Sinkhorn iterations, at least 1.
+    pub iterations: usize,
+    /// Added to weights and sums.
+    pub eps: f32,
+    /// Scales of pre, post and C.
+    pub scale: WeightId,
+    /// One bias per projection.
+    pub base: WeightId,
+}
+
+impl HyperForm {
+    /// Weights of `streams` streams: pre, post and the mixing matrix.
+    pub fn width(streams: usize) -> usize {
+        (2 + streams) * streams
+    }
+}
