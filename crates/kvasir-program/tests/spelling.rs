@@ -1,7 +1,7 @@
 //! Config spellings: aliases, defaults of absent keys, and RoPE variants build the same program.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_program::{Activation, Model, Op, Role, Source};
+use kvasir_program::{Activation, DecayGate, Model, Op, Role, Source, Tap};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 
@@ -246,6 +246,57 @@ fn delta_and_attention_layers_are_listed_from_one() {
     assert!(error(json!([1, 2]), json!([3]), json!({"mla_use_nope": false})).contains("mla_use_nope"));
     let softmax = json!({"moe_router_activation_func": "softmax"});
     assert!(error(json!([1, 2]), json!([3]), softmax).contains("scoring_func is \"softmax\""));
+}
+
+#[test]
+fn streams_pools_and_bounded_decays_are_checked() {
+    let small_glm = |more: Json| {
+        let linear = json!({"num_heads": 2, "head_dim": 16});
+        let mut config = json!({
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_attn_config": linear,
+            "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "v_head_dim": 16, "index_n_heads": 2,
+            "index_head_dim": 8, "index_topk": 16, "index_kpool": 4, "n_shared_experts": 1, "swiglu_limit": 2.5});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        small("Glm5NextForCausalLM", config)
+    };
+    let gates = |more: Json| {
+        let of = |op: &Op| if let Op::GatedDelta { form, .. } = op { Some(form.gate) } else { None };
+        small_glm(more).unwrap().target.ops.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    let linear = |more: Json| {
+        let mut linear = json!({"num_heads": 2, "head_dim": 16});
+        linear.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"linear_attn_config": linear})
+    };
+    let bounded = |lower_bound| vec![DecayGate::BoundedChannel { lower_bound }; 2];
+    assert_eq!(gates(json!({})), bounded(-5.0));
+    assert_eq!(gates(linear(json!({"gate_lower_bound": -3.0}))), bounded(-3.0));
+    assert_eq!(gates(linear(json!({"gate_lower_bound": null}))), vec![DecayGate::Channel; 2]);
+    let target = small_glm(json!({})).unwrap().target;
+    assert_eq!(target.value(target.tap(Tap::IntoLayer(2)).unwrap()).width(), 4 * target.hidden);
+    let limited = |op: &&Op| matches!(op, Op::Gate { activation, .. } if *activation == Activation::LimitedSwiglu { limit: 2.5 });
+    assert_eq!(target.ops.iter().filter(limited).count(), 3, "a shared expert per layer");
+    assert!(target.with_features([0, 1, 2], 64).unwrap_err().to_string().contains("residual streams"));
+    for (more, why) in [
+        (json!({"index_topk": 18}), "index_topk is 18, not a multiple of 4"),
+        (json!({"hc_mult": 0}), "hc_mult is 0"),
+        (json!({"hc_mult": 65}), "hc_mult is 65, more than 64"),
+        (json!({"hc_sinkhorn_iters": 1000}), "hc_sinkhorn_iters is 1000, more than 64"),
+        (linear(json!({"gate_lower_bound": 5.0})), "linear_attn_config.gate_lower_bound is 5"),
+        (linear(json!({"safe_gate": false})), "linear_attn_config.safe_gate is false"),
+        (json!({"indexer_types": ["full", "shared", "full"]}), "indexer_types has \"shared\""),
+        (json!({"index_kpool_always_select_tail": false}), "index_kpool_always_select_tail is false"),
+        (json!({"qk_rope_head_dim": 8}), "qk_rope_head_dim is 8, only 0"),
+        (
+            json!({"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}),
+            "sliding_attention",
+        ),
+        (json!({"q_lora_rank": null}), "q_lora_rank is missing"),
+        (json!({"swiglu_limit": 0.0}), "swiglu_limit is 0"),
+    ] {
+        let error = small_glm(more).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 #[test]

@@ -143,12 +143,24 @@ impl Rules {
 impl<'a> Subject<'a> {
     /// The name without `.weight`, or `None` if the tensor must stay f32.
     ///
-    /// Vectors, norms, routers, biases and convolutions are never quantized, whatever rule matches:
-    /// other engines read them as f32 only.
+    /// Vectors, norms, routers, biases, convolutions and the weights of hyper-connections are never
+    /// quantized, whatever rule matches: other engines read them as f32 only.
     fn stem(&self) -> Option<&'a str> {
         let stem = self.name.strip_suffix(".weight").filter(|stem| !stem.is_empty())?;
-        const UNQUANTIZED: [&str; 5] =
-            ["ffn_gate_inp", "ffn_gate_inp_shexp", "_norm", "ssm_conv1d", "shortconv.conv"];
+        const UNQUANTIZED: [&str; 12] = [
+            "ffn_gate_inp",
+            "ffn_gate_inp_shexp",
+            "_norm",
+            "ssm_conv1d",
+            "ssm_conv1d_q",
+            "ssm_conv1d_k",
+            "ssm_conv1d_v",
+            "shortconv.conv",
+            "hc_attn_fn",
+            "hc_ffn_fn",
+            "indexer_compressor_gate",
+            "indexer_compressor_ape",
+        ];
         let fixed = self.shape.len() < 2 || UNQUANTIZED.iter().any(|end| stem.ends_with(end));
         (!fixed).then_some(stem)
     }
@@ -206,6 +218,8 @@ mod tests {
         assert_eq!(dtype("blk.3.attn_norm.weight", &[512], false), DType::F32);
         assert_eq!(dtype("blk.3.ffn_gate_inp.weight", &[8, 512], false), DType::F32);
         assert_eq!(dtype("blk.1.attn_norm.weight", &[512], false), DType::F32);
+        assert_eq!(dtype("blk.1.ssm_conv1d_q.weight", &[512, 1, 4], false), DType::F32);
+        assert_eq!(dtype("blk.1.hc_ffn_fn.weight", &[24, 512], false), DType::F32);
         assert_eq!(dtype("blk.3.ffn_up_exps.weight", &[8, 512, 512], false), DType::Mxfp4);
         assert_eq!(dtype("blk.3.ffn_up_exps.bias", &[8, 512], false), DType::F32);
         assert_eq!(dtype("output.weight", &[1000, 512], true), DType::Q6K);
