@@ -15,7 +15,7 @@ const BLOCK: u32 = 4;
 
 fn cache(kind: CacheKind, states: StateConfig) -> Box<dyn Cache> {
     let block_size = if kind.is_block_based() { BLOCK } else { 1 };
-    let config = CacheConfig { block_size, states: Some(states), ..CacheConfig::new(512) };
+    let config = CacheConfig { block_size, states: Some(states), ..CacheConfig::new(4096) };
     build(kind, &config).unwrap()
 }
 
@@ -56,6 +56,69 @@ fn requests_wait_for_a_live_state() {
     core.abort(ids[0], 0);
     assert!(core.schedule(0).is_none(), "the step in flight names the state");
     assert_eq!(core.reason(ids[1]), Some(DeferReason::NoStateSlot));
+}
+
+#[test]
+fn a_key_within_its_share_gets_a_live_state() {
+    let policy = Box::new(Chunked::new(16, Mixing::On { target: None }));
+    let mut core = Core::new(Limits::default(), Order::Fair, policy, cache(CacheKind::Radix, STATES));
+    let mut toy = Toy::new().with_shape(SHAPE);
+    let of_key = |key: u64, first: Token| {
+        let mut request = request(tokens(first, 9), 100);
+        request.params.key = key;
+        request
+    };
+    for first in [100, 200, 300] {
+        core.add(of_key(1, first), 0).unwrap();
+    }
+    run(&mut core, &mut toy);
+    assert_eq!(core.counts(), (1, 2), "one key takes both live states");
+    let other = core.add(of_key(2, 400), 0).unwrap();
+    let mut tickets = std::collections::VecDeque::from([submit(&mut core, &mut toy)]);
+    let mut preempted = core.record().preempted.len();
+    for _ in 0..3 {
+        tickets.push_back(submit(&mut core, &mut toy));
+        preempted += core.record().preempted.len();
+        commit(&mut core, &mut toy, tickets.pop_front().unwrap());
+        core.check_invariants().unwrap();
+    }
+    assert_eq!((core.sequence(other).unwrap().status(), preempted), (Status::Running, 1));
+}
+
+#[test]
+fn a_turn_computes_only_its_newest_message() {
+    let mut edited = 0;
+    for (kind, session, drafts) in [
+        (CacheKind::Radix, None, false),
+        (CacheKind::Paged, None, true),
+        (CacheKind::Radix, Some(SessionId(1)), true),
+        (CacheKind::Cells, Some(SessionId(1)), false),
+    ] {
+        let mut engine = engine(kind, StateConfig { checkpoints: 200, ..STATES });
+        if drafts {
+            engine = engine.draft(Box::new(NgramDrafter::new(1, 3))).unwrap();
+        }
+        let block = engine.core().cache().shape().block_size;
+        let (mut history, mut ends) = (Vec::new(), Vec::new());
+        for turn in 0..20 {
+            let computed = (history.len() as u32).saturating_sub(1);
+            history.extend(tokens(100 + turn, 5 + turn * 7 % 23));
+            ends.push(history.len() as u32);
+            let mut request = request(history.clone(), 10);
+            (request.params.session, request.params.marks) = (session, ends.clone());
+            assert_eq!(cached(&mut engine, request), computed / block * block, "{kind}, turn {turn}");
+            history.extend(SHAPE.alone(&history, 10, true));
+            ends.push(history.len() as u32);
+        }
+        // The conversation branches at the end of each message.
+        for &end in ends.iter().filter(|_| session.is_none()) {
+            let prompt = [&history[..end as usize], &tokens(900, 9)].concat();
+            let hit = cached(&mut engine, request(prompt, 1));
+            assert!(hit >= end.saturating_sub(1) / block * block, "{kind}: {hit} of {end}");
+            edited += 1;
+        }
+    }
+    assert_eq!(edited, 80);
 }
 
 #[test]

@@ -62,7 +62,9 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new(order: Order, limits: &Limits, shape: &CacheShape) -> Self {
-        let total = Resources { sequences: limits.max_num_seqs.into(), slots: shape.capacity.into() };
+        let live_states = shape.states.map_or(u32::MAX, |states| states.live);
+        let sequences = limits.max_num_seqs.min(live_states);
+        let total = Resources { sequences: sequences.into(), slots: shape.capacity.into() };
         Self {
             order,
             fair: FairQueue::new(KeyUse::new(total)),

@@ -83,6 +83,13 @@ impl Requests {
         &self.live_states
     }
 
+    /// Whether a live state is released when a step in flight retires: a request that no longer runs
+    /// holds it.
+    pub(crate) fn releases_live_state(&self) -> bool {
+        let holds = |entry: &&u32| self.live_states.are_needed_by(&self.slab[**entry]);
+        self.live_states.taken() as usize > self.running.iter().filter(holds).count()
+    }
+
     pub(crate) fn enqueue(&mut self, entry: u32) {
         self.queue.push(entry, &self.slab[entry]);
     }

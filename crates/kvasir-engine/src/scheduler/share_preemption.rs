@@ -33,6 +33,8 @@ impl SchedulerState {
         let terms = AdmissionTerms { reserve_to: reserve_to(self, entry), hit_limit: u32::MAX };
         let shortage = match self.admissible(entry, terms) {
             Err(DeferReason::SequenceLimit) => Shortage::Sequence,
+            // A preempted request may keep its live state until its step in flight retires.
+            Err(DeferReason::NoStateSlot) if !self.requests.releases_live_state() => Shortage::Sequence,
             Err(DeferReason::NoSlots { needed, .. } | DeferReason::Reserved { needed, .. }) => {
                 let missing = self.kv.budget().missing(self.kv.cache().usage(), needed);
                 Shortage::Slots(missing.max(1))

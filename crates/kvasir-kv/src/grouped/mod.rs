@@ -19,7 +19,8 @@
 //!
 //! Unsupported: draft trees, imported rows, rings and shared prefixes.
 //!
-//! `build` creates one for `CacheConfig::states`. Guarded by `tests/states/`.
+//! `build` creates one for `CacheConfig::states`. Guarded by `tests/states/` and by
+//! `kvasir-engine/tests/toy`.
 
 mod capabilities;
 pub(crate) mod states;
