@@ -142,26 +142,52 @@ unsafe fn copy_block(work: *const f32, width: usize, to: *mut f32, stride: usize
     }
 }
 
-/// Runs `$body` for each `$i` in `0..$count`, with `$c` = `$i` mod 4 known to the compiler.
+/// Runs `$body` for each `$i` in `0..$count`, with `$c` = `$i` mod 4 known to the compiler. Unrolled
+/// by hand: an array whose index the compiler does not know is kept in memory.
 macro_rules! each_row {
+    (@ $i:ident = $row:expr, $c:ident = $phase:literal, $body:block) => {{
+        let ($i, $c) = ($row, $phase);
+        $body
+    }};
     ($count:expr, |$i:ident, $c:ident| $body:block) => {{
-        let (count, mut first) = ($count, 0);
+        let (count, mut first) = ($count, 0usize);
         while first + 4 <= count {
-            for $c in 0..4 {
-                let $i = first + $c;
-                $body
-            }
+            $crate::recurrent::columns::each_row!(@ $i = first, $c = 0, $body);
+            $crate::recurrent::columns::each_row!(@ $i = first + 1, $c = 1, $body);
+            $crate::recurrent::columns::each_row!(@ $i = first + 2, $c = 2, $body);
+            $crate::recurrent::columns::each_row!(@ $i = first + 3, $c = 3, $body);
             first += 4;
         }
-        for $c in 0..3 {
-            let $i = first + $c;
-            if $i < count {
-                $body
-            }
+        if first < count {
+            $crate::recurrent::columns::each_row!(@ $i = first, $c = 0, $body);
+        }
+        if first + 1 < count {
+            $crate::recurrent::columns::each_row!(@ $i = first + 1, $c = 1, $body);
+        }
+        if first + 2 < count {
+            $crate::recurrent::columns::each_row!(@ $i = first + 2, $c = 2, $body);
         }
     }};
 }
 pub(crate) use each_row;
+
+/// Vectors of the widest block.
+pub(crate) const MAX_VECTORS: usize = 2;
+
+/// Runs `$body` for each `$n` in `0..$vectors`, at most [`MAX_VECTORS`]; unrolled like [`each_row`].
+macro_rules! each_vector {
+    ($vectors:expr, |$n:ident| $body:block) => {{
+        {
+            let $n = 0usize;
+            $body
+        }
+        if $vectors > 1 {
+            let $n = 1usize;
+            $body
+        }
+    }};
+}
+pub(crate) use each_vector;
 
 /// Defines `$name(kernel, columns, inputs, block)`: the kernel of a block of that many columns, by
 /// instruction set. `$define!` defines one kernel for the vectors of a module of `lanes`.

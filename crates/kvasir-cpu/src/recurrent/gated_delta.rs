@@ -11,7 +11,9 @@
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
 use crate::memory::state_pool::StatePool;
-use crate::recurrent::columns::{Block, Matrices, STRIPE, Task, column_kernels, each_row, for_each_block};
+use crate::recurrent::columns::{
+    Block, MAX_VECTORS, Matrices, STRIPE, Task, column_kernels, each_row, each_vector, for_each_block,
+};
 use crate::recurrent::inputs::{Source, StateInputs};
 use crate::recurrent::weights::HeadWeights;
 use crate::rowwise::{exp, sigmoid, softplus, sum_of_squares};
@@ -126,7 +128,7 @@ macro_rules! delta_kernel {
             // SAFETY: the caller's block and inputs have these rows and columns.
             unsafe {
                 // The first token's decay and kᵀ S, as four partial sums.
-                let mut dots = [[zero_floats(); V]; 4];
+                let mut dots = [[zero_floats(); MAX_VECTORS]; 4];
                 let (decay, k) = (splat_floats(*inputs.decay.row(0)), inputs.k.row(0));
                 each_row!(rows, |i, c| {
                     let from = block.from.wrapping_add(i * block.from_stride);
@@ -134,22 +136,22 @@ macro_rules! delta_kernel {
                     prefetch_line(CacheLevel::L2, ahead.cast());
                     prefetch_line(CacheLevel::L2, ahead.wrapping_add(16).cast());
                     let key = splat_floats(*k.add(i));
-                    for n in 0..V {
+                    each_vector!(V, |n| {
                         let s = mul(load_floats(from.add(n * WORDS)), decay);
                         store_floats(block.work.add(i * width + n * WORDS), s);
                         dots[c][n] = fma(s, key, dots[c][n]);
-                    }
+                    });
                 });
                 for t in 0..inputs.count {
                     let beta = splat_floats(*inputs.beta.row(t));
-                    let mut delta = [zero_floats(); V];
-                    for n in 0..V {
+                    let mut delta = [zero_floats(); MAX_VECTORS];
+                    each_vector!(V, |n| {
                         let dot = add(add(dots[0][n], dots[1][n]), add(dots[2][n], dots[3][n]));
                         delta[n] = mul(beta, sub(load_floats(inputs.v.row(t).add(n * WORDS)), dot));
-                    }
+                    });
                     let (q, k) = (inputs.q.row(t), inputs.k.row(t));
-                    let mut outputs = [[zero_floats(); V]; 4];
-                    dots = [[zero_floats(); V]; 4];
+                    let mut outputs = [[zero_floats(); MAX_VECTORS]; 4];
+                    dots = [[zero_floats(); MAX_VECTORS]; 4];
                     if t + 1 < inputs.count {
                         // The update and output of this token, the decay and kᵀ S of the next.
                         let (decay, next) = (splat_floats(*inputs.decay.row(t + 1)), inputs.k.row(t + 1));
@@ -157,31 +159,31 @@ macro_rules! delta_kernel {
                             let work = block.work.add(i * width);
                             let (query, key) = (splat_floats(*q.add(i)), splat_floats(*k.add(i)));
                             let next_key = splat_floats(*next.add(i));
-                            for n in 0..V {
+                            each_vector!(V, |n| {
                                 let s = fma(key, delta[n], load_floats(work.add(n * WORDS)));
                                 outputs[c][n] = fma(s, query, outputs[c][n]);
                                 let s = mul(s, decay);
                                 store_floats(work.add(n * WORDS), s);
                                 dots[c][n] = fma(s, next_key, dots[c][n]);
-                            }
+                            });
                         });
                     } else {
                         each_row!(rows, |i, c| {
                             let work = block.work.add(i * width);
                             let to = block.to.wrapping_add(i * block.to_stride);
                             let (query, key) = (splat_floats(*q.add(i)), splat_floats(*k.add(i)));
-                            for n in 0..V {
+                            each_vector!(V, |n| {
                                 let s = fma(key, delta[n], load_floats(work.add(n * WORDS)));
                                 outputs[c][n] = fma(s, query, outputs[c][n]);
                                 store_floats(to.add(n * WORDS), s);
-                            }
+                            });
                         });
                     }
-                    for n in 0..V {
+                    each_vector!(V, |n| {
                         let output =
                             add(add(outputs[0][n], outputs[1][n]), add(outputs[2][n], outputs[3][n]));
                         store_floats(inputs.y.row(t).add(n * WORDS), output);
-                    }
+                    });
                 }
             }
         }

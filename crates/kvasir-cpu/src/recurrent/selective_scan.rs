@@ -10,7 +10,9 @@
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
 use crate::memory::state_pool::StatePool;
-use crate::recurrent::columns::{Block, Matrices, STRIPE, Task, column_kernels, each_row, for_each_block};
+use crate::recurrent::columns::{
+    Block, MAX_VECTORS, Matrices, STRIPE, Task, column_kernels, each_row, each_vector, for_each_block,
+};
 use crate::recurrent::gated_delta::tail_row;
 use crate::recurrent::inputs::{Source, StateInputs};
 use crate::recurrent::weights::HeadWeights;
@@ -87,12 +89,12 @@ macro_rules! scan_kernel {
                         if is_last { (block.to, block.to_stride) } else { (block.work, width) };
                     let (dt, decay) = (splat_floats(*inputs.dt.row(t)), splat_floats(*inputs.decay.row(t)));
                     let (b, c_row) = (inputs.b.row(t), inputs.c.row(t));
-                    let (mut x, mut input) = ([zero_floats(); V], [zero_floats(); V]);
-                    for n in 0..V {
+                    let (mut x, mut input) = ([zero_floats(); MAX_VECTORS], [zero_floats(); MAX_VECTORS]);
+                    each_vector!(V, |n| {
                         x[n] = load_floats(inputs.x.row(t).add(n * WORDS));
                         input[n] = mul(dt, x[n]);
-                    }
-                    let mut outputs = [[zero_floats(); V]; 4];
+                    });
+                    let mut outputs = [[zero_floats(); MAX_VECTORS]; 4];
                     let ahead = if t == 0 { block.prefetch } else { from };
                     each_row!(rows, |i, c| {
                         let from = from.wrapping_add(i * from_stride);
@@ -101,17 +103,17 @@ macro_rules! scan_kernel {
                         prefetch_line(CacheLevel::L2, ahead.cast());
                         prefetch_line(CacheLevel::L2, ahead.wrapping_add(16).cast());
                         let (b, c_i) = (splat_floats(*b.add(i)), splat_floats(*c_row.add(i)));
-                        for n in 0..V {
+                        each_vector!(V, |n| {
                             let s = mul(load_floats(from.add(n * WORDS)), decay);
                             let s = fma(b, input[n], s);
                             outputs[c][n] = fma(s, c_i, outputs[c][n]);
                             store_floats(to.add(n * WORDS), s);
-                        }
+                        });
                     });
-                    for n in 0..V {
+                    each_vector!(V, |n| {
                         let sum = add(add(outputs[0][n], outputs[1][n]), add(outputs[2][n], outputs[3][n]));
                         store_floats(inputs.y.row(t).add(n * WORDS), fma(skip, x[n], sum));
-                    }
+                    });
                     (from, from_stride) = (block.work.cast_const(), width);
                 }
             }
