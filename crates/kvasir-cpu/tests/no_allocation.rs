@@ -1,14 +1,13 @@
-//! A steady decode step does not allocate, on any thread of the backend, nor does one that verifies
-//! drafts of a draft model; behind a long context it
-//! allocates nothing of the size of the KV cache. Counts through a global allocator.
+//! A steady decode step does not allocate, on any thread of the backend, nor does one of a hybrid
+//! model, nor one that verifies drafts of a draft model; behind a long context it allocates nothing
+//! of the size of the KV cache. Counts through a global allocator.
 #![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
 
 use kvasir_cpu::{CpuExecutor, CpuModel, Drafting, KvType, Limits, Precision, ThreadPool};
 use kvasir_draft::{DraftModelKind, TreeShape};
 use kvasir_exec::{Batch, BatchRow, Drafts, Executor, IN_FLIGHT, PoolRow, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
-use kvasir_kv::{Cache, ClaimRow, Paged, Span, StepId, Token};
-use kvasir_kv::{MemoryHints, blocks::BlockConfig};
+use kvasir_kv::{Cache, CacheConfig, CacheKind, ClaimRow, Span, StateConfig, StepId, Token, build};
 use kvasir_program::Model;
 use kvasir_sample::Sampling;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -44,7 +43,7 @@ static ALLOCATOR: Counting = Counting;
 
 struct Session {
     executor: CpuExecutor,
-    cache: Paged,
+    cache: Box<dyn Cache>,
     step: Option<Box<Step>>,
     next: u64,
     /// Levels of drafts that each row wants.
@@ -105,9 +104,17 @@ fn highest() -> u64 {
 /// Tokens per prefill chunk.
 const PART: usize = 70;
 
+/// Recurrent states for three sequences.
+const STATES: StateConfig = StateConfig { live: 3, checkpoints: 6, tail_rows: 0, interval: 64 };
+
+/// A paged cache of `blocks` blocks, with recurrent states if the model needs them.
+fn cache(blocks: u32, states: Option<StateConfig>) -> Box<dyn Cache> {
+    build(CacheKind::Paged, &CacheConfig { states, ..CacheConfig::new(blocks * 16) }).unwrap()
+}
+
 /// Three sequences decode behind prompts of `parts` prefill chunks each.
-fn steady(threads: usize, parts: usize) -> Taken {
-    let case = kvasir_testkit::paths::model("qwen3_bf16");
+fn steady(case: &str, threads: usize, parts: usize) -> Taken {
+    let case = kvasir_testkit::paths::model(case);
     let checkpoint = Checkpoint::open(&case).unwrap();
     let model = Model::build(&checkpoint.source()).unwrap();
     let thread_pool = Arc::new(ThreadPool::new(threads));
@@ -115,8 +122,9 @@ fn steady(threads: usize, parts: usize) -> Taken {
     let each = parts * PART + 330;
     let blocks = 3 * each.div_ceil(16) as u32;
     let limits = Limits { slots: blocks * 16, tokens: 256, rows: 3, kv: KvType::Bf16, ring: None };
-    let executor = CpuExecutor::new(Arc::new(model), limits).unwrap();
-    let cache = Paged::new(BlockConfig { blocks, ..BlockConfig::default() }).unwrap();
+    let states = model.program().is_recurrent().then_some(STATES);
+    let executor = CpuExecutor::new(Arc::new(model), limits).unwrap().with_states(states).unwrap();
+    let cache = cache(blocks, states);
     let mut session = Session { executor, cache, step: None, next: 1, draft_depth: 0 };
     let sampling = [
         Sampling::default(),
@@ -170,7 +178,7 @@ fn speculating() -> (Vec<usize>, usize) {
     let shape = TreeShape::chain(DRAFTS);
     let drafting = Drafting::new(Arc::clone(&model), kind, shape, limits, (None, None)).unwrap();
     let executor = CpuExecutor::new(model, limits).unwrap().drafting(drafting);
-    let cache = Paged::new(BlockConfig { blocks, ..BlockConfig::default() }).unwrap();
+    let cache = cache(blocks, None);
     let mut session = Session { executor, cache, step: None, next: 1, draft_depth: 0 };
     let sampling = [Sampling::default(), Sampling { temperature: 0.8, seed: 4, ..Sampling::default() }];
     let mut claim = Vec::new();
@@ -223,13 +231,16 @@ fn a_steady_decode_step_allocates_nothing() {
     let (steps, accepted) = speculating();
     assert!(accepted > 400, "only {accepted} drafts accepted");
     assert!(steps.len() <= 8, "steps that took memory while drafting: {steps:?}");
-    let alone = steady(1, 1);
+    let alone = steady("qwen3_bf16", 1, 1);
     assert!(alone.steps.len() <= 2, "steps that took memory on one thread: {:?}", alone.steps);
-    let two = steady(2, 1);
+    let two = steady("qwen3_bf16", 2, 1);
     assert!(two.steps.len() <= 30, "steps that took memory on two threads: {:?}", two.steps);
+    // Checkpoints of states make the cache's tables grow now and then.
+    let hybrid = steady("qwen3_5", 1, 1);
+    assert!(hybrid.steps.len() <= 8, "steps of a hybrid that took memory: {:?}", hybrid.steps);
     // Behind 4,200 tokens each: a step that copied the pool, or one layer of it, would raise the
     // peak even if it freed it at once.
-    let long = steady(2, 60);
+    let long = steady("qwen3_bf16", 2, 60);
     assert!(long.steps.len() <= 30, "steps that took memory behind a long context: {:?}", long.steps);
     assert!(long.kept > 8 << 20, "{} bytes are no long context", long.kept);
     assert!(long.higher < long.kept / 8, "{} bytes more where {} are kept", long.higher, long.kept);

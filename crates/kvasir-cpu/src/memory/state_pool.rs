@@ -62,6 +62,17 @@ impl StatePool {
         self.at(self.slots * self.slot_stride + row * self.row_stride + span.start)
     }
 
+    /// The inputs to a state in a row of a tail.
+    ///
+    /// # Safety
+    /// Nothing may write the row while the result is used.
+    pub(crate) unsafe fn tail_numbers(&self, tail: Slot, row: usize, state: StateId) -> &[f32] {
+        // SAFETY: the row has that many numbers; the caller excludes writes.
+        unsafe {
+            std::slice::from_raw_parts(self.tail_row(tail, row, state), self.layout.span(state).tail.len())
+        }
+    }
+
     /// Elements from one row of a tail to the next.
     pub(crate) fn row_stride(&self) -> usize {
         self.row_stride

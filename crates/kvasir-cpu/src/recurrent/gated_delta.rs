@@ -227,7 +227,7 @@ pub(crate) unsafe fn run(
             },
             Source::Tail(at) => {
                 // SAFETY: the row exists, and nothing writes it before the recurrence has run.
-                let tail = unsafe { tail_row(pool, state, row.tail, at, keys + values + 2 * heads) };
+                let tail = unsafe { pool.tail_numbers(row.tail, at, state) };
                 let (k, rest) = tail.split_at(keys);
                 let (decay, beta) = rest[values..].split_at(heads);
                 RawInput { q: None, k, decay, beta }
@@ -282,13 +282,4 @@ pub(crate) unsafe fn run(
             }
         }
     }
-}
-
-/// The numbers of a tail row.
-///
-/// # Safety
-/// The row must exist, and nothing may write it while the result is used.
-pub(crate) unsafe fn tail_row(pool: &StatePool, state: StateId, tail: u32, row: usize, len: usize) -> &[f32] {
-    // SAFETY: as the caller vouches.
-    unsafe { std::slice::from_raw_parts(pool.tail_row(tail, row, state), len) }
 }

@@ -13,7 +13,6 @@ use crate::memory::state_pool::StatePool;
 use crate::recurrent::columns::{
     Block, MAX_VECTORS, Matrices, STRIPE, Task, column_kernels, each_row, each_vector, for_each_block,
 };
-use crate::recurrent::gated_delta::tail_row;
 use crate::recurrent::inputs::{Source, StateInputs};
 use crate::recurrent::weights::HeadWeights;
 use crate::rowwise::{exp, softplus};
@@ -151,9 +150,7 @@ pub(crate) unsafe fn run(
         let raw = match row.source(input - row.first_input) {
             Source::Token(token) => &operands.dt[token * heads..][..heads],
             // SAFETY: the row exists, and nothing writes it before the recurrence has run.
-            Source::Tail(at) => unsafe {
-                &tail_row(pool, state, row.tail, at, width + groups + heads)[width + groups..]
-            },
+            Source::Tail(at) => unsafe { &pool.tail_numbers(row.tail, at, state)[width + groups..] },
         };
         // SAFETY: each input goes to one thread.
         prepare(isa, raw, form, weights, unsafe { parts.row(input) });
