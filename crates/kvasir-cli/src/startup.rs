@@ -354,6 +354,7 @@ pub(crate) fn build_model(
         max_len,
         max_new_tokens: sampling_args.max_new_tokens(opened)?,
         context_shift: sampling_args.shifts_context(),
+        is_recurrent: program.is_recurrent(),
         hidden: returns_hidden.then_some(program.hidden as u32),
         encoder: program.is_encoder().then(|| model::EncoderFacts { labels: program.labels() as u32 }),
         eos: opened.eos(),

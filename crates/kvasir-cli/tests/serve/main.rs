@@ -19,6 +19,7 @@ mod limits;
 mod memory;
 mod operations;
 mod ranks;
+mod recurrent_models;
 mod sampling;
 mod server;
 mod slots;

@@ -27,6 +27,7 @@ impl App {
             let session = SessionId(self.random.hash_one((request.params.salt, tokens)));
             let ended = self.pins.renew(session, request.params.key, *ttl, Instant::now());
             ended.into_iter().for_each(|id| self.host.end_session(id));
+            request.params.marks.push(*len);
             request.params.pins.push(Pin { session, len: *len });
         }
     }

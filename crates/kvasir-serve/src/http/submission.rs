@@ -39,6 +39,7 @@ impl App {
             self.model.chat.require_logits("probability")?;
         }
         let mut params = self.params(fields, limit, key)?;
+        params.marks = self.model.message_ends(&prompt);
         let final_len = used.saturating_add(params.max_tokens);
         params.salt = self.prefix_salt(key, fields.cache_salt.as_deref(), final_len);
         // Checked before streaming starts, so that the error has an HTTP status.

@@ -10,6 +10,7 @@ pub(crate) mod chat_prompt;
 pub(crate) mod encoder;
 pub(crate) mod judge_prompt;
 pub(crate) mod marked_prefixes;
+pub(crate) mod message_ends;
 pub(crate) mod sampler_chain;
 pub(crate) mod tokenization;
 
@@ -84,6 +85,8 @@ pub struct Facts {
     pub max_new_tokens: Option<u32>,
     /// Whether requests may shift their context when it is full (`--context-shift`).
     pub context_shift: bool,
+    /// Whether the model has recurrent layers, whose prefix cache has hits at checkpoints only.
+    pub is_recurrent: bool,
     /// Hidden size; `None` for the simulated device, which computes nothing.
     pub hidden: Option<u32>,
     /// End-of-sequence tokens.
