@@ -14,11 +14,12 @@ use kvasir_testkit::Random;
 use std::sync::Arc;
 
 /// Every recurrence, alone and beside mixtures of experts.
-const CASES: [&str; 8] = [
+const CASES: [&str; 9] = [
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_next",
     "lfm2",
+    "kimi_linear",
     "falcon_h1",
     "granitemoehybrid",
     "nemotron_h",

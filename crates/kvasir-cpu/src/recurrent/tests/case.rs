@@ -11,8 +11,8 @@ use crate::threads::pool::ThreadPool;
 use crate::threads::rows::DisjointRows;
 use kvasir_kv::StateConfig;
 use kvasir_program::{
-    DecayRate, DeltaForm, HeadMap, ScanForm, StateFacts, StateId, StateLayout, StateSpan, TimeStepLimits,
-    WeightId,
+    DecayGate, DecayRate, DeltaForm, HeadMap, ScanForm, StateFacts, StateId, StateLayout, StateSpan,
+    TimeStepLimits, WeightId,
 };
 use kvasir_testkit::random::Random;
 
@@ -75,6 +75,11 @@ impl Case {
             decay: none,
             decay_rate: DecayRate::Rate,
             dt_bias: none,
+            gate: random.pick(&[
+                DecayGate::Head,
+                DecayGate::Channel,
+                DecayGate::BoundedChannel { lower_bound: -3.0 },
+            ]),
         };
         let delta = DeltaForm { value_heads: delta.key_heads * random.between(1, 2) as usize, ..delta };
         let groups = random.between(1, 2) as usize;
@@ -93,15 +98,15 @@ impl Case {
     }
 
     fn new(form: Form, random: &mut Random) -> Self {
-        let (channels, kernel, heads) = match &form {
-            Form::Conv(conv) => (conv.width, conv.kernel, 0),
-            Form::Delta(form) => (0, 1, form.value_heads),
-            Form::Scan(form) => (0, 1, form.heads),
+        let (channels, kernel, heads, decays) = match &form {
+            Form::Conv(conv) => (conv.width, conv.kernel, 0, 0),
+            Form::Delta(form) => (0, 1, form.value_heads, form.decays()),
+            Form::Scan(form) => (0, 1, form.heads, form.heads),
         };
         let bias = random.chance(50).then(|| numbers(random, channels));
         let conv = ConvWeights::new(&numbers(random, channels * kernel), kernel, bias);
         let rates = numbers(random, heads).into_iter().map(|rate| -0.01 - rate.abs()).collect();
-        let (dt_bias, skip) = (numbers(random, heads), numbers(random, heads));
+        let (dt_bias, skip) = (numbers(random, decays), numbers(random, heads));
         Self { form, conv, heads: HeadWeights { rates, dt_bias, skip } }
     }
 
@@ -111,7 +116,7 @@ impl Case {
             Form::Conv(conv) => vec![conv.width],
             Form::Delta(form) => {
                 let (keys, heads) = (form.key_heads * form.key_dim, form.value_heads);
-                vec![keys, keys, heads * form.value_dim, heads, heads]
+                vec![keys, keys, heads * form.value_dim, form.decays(), heads]
             }
             Form::Scan(form) => {
                 let groups = form.groups * form.state_dim;

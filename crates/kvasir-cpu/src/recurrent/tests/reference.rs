@@ -1,6 +1,7 @@
 //! The recurrences in f64, token by token.
 
 use crate::recurrent::tests::case::{Case, Form};
+use kvasir_program::DecayGate;
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
@@ -55,9 +56,19 @@ impl Case {
                         let q = normalized(&x[0][key..][..form.key_dim]);
                         let k = normalized(&x[1][key..][..form.key_dim]);
                         let v = &x[2][t * width + head * form.value_dim..][..form.value_dim];
-                        let g = rates[head] * softplus(x[3][t * heads + head] + dt_bias[head]);
+                        let decays = form.decays() / heads;
+                        let factor = |i: usize| {
+                            let at = head * decays + i % decays;
+                            let x = x[3][t * form.decays() + at] + dt_bias[at];
+                            match form.gate {
+                                DecayGate::Head | DecayGate::Channel => (rates[head] * softplus(x)).exp(),
+                                DecayGate::BoundedChannel { lower_bound } => {
+                                    (f64::from(lower_bound) * sigmoid(-rates[head] * x)).exp()
+                                }
+                            }
+                        };
                         let beta = sigmoid(x[4][t * heads + head]);
-                        state.iter_mut().for_each(|s| *s *= g.exp());
+                        state.iter_mut().enumerate().for_each(|(at, s)| *s *= factor(at / form.value_dim));
                         let dots = product(&state, &k, form.value_dim);
                         for (at, s) in state.iter_mut().enumerate() {
                             let (i, j) = (at / form.value_dim, at % form.value_dim);
