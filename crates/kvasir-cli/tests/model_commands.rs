@@ -285,7 +285,16 @@ fn recurrent_models_give_the_recorded_tokens() {
         let mut ways: Vec<&[&str]> = vec![
             &["--max-num-batched-tokens", "48"],
             &["--cache", "contiguous", "--spec", "ngram"],
-            &["--policy", "rectangular", "--chunk-size", "64", "--batch-sizes", "3"],
+            &[
+                "--policy",
+                "rectangular",
+                "--chunk-size",
+                "64",
+                "--batch-sizes",
+                "3",
+                "--max-model-len",
+                "512",
+            ],
         ];
         if case == "qwen3_5_mtp" {
             ways.push(&["--spec", "mtp"]);

@@ -1,0 +1,78 @@
+//! A model on one of the backends, with its prediction layer.
+
+use kvasir::AnyExecutor;
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool};
+use kvasir_draft::{DraftModelKind, TreeShape};
+use kvasir_formats::Checkpoint;
+use kvasir_kv::StateConfig;
+use kvasir_plain::{DraftSource, PlainExecutor, PlainModel};
+use kvasir_program::{Model, Program, Tap};
+use std::sync::Arc;
+
+/// Longest draft.
+pub(crate) const DRAFTS: u32 = 4;
+/// Most tokens of a step.
+const TOKENS: u32 = 400;
+/// Most sequences.
+const ROWS: u32 = 16;
+/// What a prediction layer takes of the target, and what takes its place while drafting.
+const TAPS: (Option<Tap>, Option<Tap>) = (Some(Tap::FinalNorm), Some(Tap::FinalNorm));
+
+/// A loaded model.
+pub(crate) enum Backend {
+    Plain(PlainModel),
+    Cpu { target: Arc<CpuModel>, prediction: Option<Arc<CpuModel>> },
+}
+
+impl Backend {
+    /// The model on each backend, with its name; exact arithmetic on the CPU.
+    pub(crate) fn all(model: &Model, checkpoint: &Checkpoint) -> [(&'static str, Self); 2] {
+        let source = Arc::new(checkpoint.clone());
+        let threads = Arc::new(ThreadPool::new(2));
+        let load = |program: &Program| {
+            let threads = Arc::clone(&threads);
+            let loaded = CpuModel::load(program, Arc::clone(&source) as _, Precision::F32, threads);
+            Arc::new(loaded.unwrap().keeping(&[Tap::FinalNorm]).unwrap())
+        };
+        let cpu = Self::Cpu { target: load(&model.target), prediction: model.predictions.first().map(load) };
+        [("plain", Self::Plain(PlainModel::load(model, checkpoint).unwrap())), ("cpu", cpu)]
+    }
+
+    pub(crate) fn program(&self) -> &Program {
+        match self {
+            Self::Plain(model) => model.program(),
+            Self::Cpu { target, .. } => target.program(),
+        }
+    }
+
+    /// An executor; with `drafts`, its prediction layer drafts.
+    pub(crate) fn executor(&self, slots: u32, states: StateConfig, drafts: bool) -> AnyExecutor {
+        let (program, shape) = (self.program(), TreeShape::chain(DRAFTS));
+        let (hidden, target_vocab) = (program.hidden, program.vocab);
+        let kind = DraftModelKind { hidden, target_vocab, ..DraftModelKind::default() };
+        match self {
+            Self::Plain(model) => {
+                let limits = kvasir_plain::Limits { slots, tokens: TOKENS, rows: ROWS, states: Some(states) };
+                let executor = PlainExecutor::new(model, limits);
+                if !drafts {
+                    return AnyExecutor::Plain(executor);
+                }
+                let source = DraftSource::Prediction;
+                let drafting = kvasir_plain::Drafting::new(model, source, kind, shape, limits, TAPS);
+                AnyExecutor::Plain(executor.drafting(drafting.unwrap()))
+            }
+            Self::Cpu { target, prediction } => {
+                let limits =
+                    kvasir_cpu::Limits { slots, tokens: TOKENS, rows: ROWS, kv: KvType::F32, ring: None };
+                let executor = CpuExecutor::new(Arc::clone(target), limits).unwrap();
+                let executor = executor.with_states(Some(states)).unwrap();
+                if !drafts {
+                    return AnyExecutor::Cpu(Box::new(executor));
+                }
+                let prediction = Arc::clone(prediction.as_ref().unwrap());
+                let drafting = kvasir_cpu::Drafting::new(prediction, kind, shape, limits, TAPS);
+                AnyExecutor::Cpu(Box::new(executor.drafting(drafting.unwrap())))
+            }
+        }
+    }
+}

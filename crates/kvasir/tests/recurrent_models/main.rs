@@ -1,0 +1,226 @@
+//! Models with recurrent layers on both backends: recorded tokens and logits in chunks of any size,
+//! and logits that are bit-identical however a request runs.
+//!
+//! Compared to each request alone: batched, chunked, after a prefix cache hit at a checkpoint,
+//! after preemption, with siblings, with drafts of any acceptance, on every cache under every policy.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+mod backend;
+#[path = "../recorded_logits/mod.rs"]
+mod recorded_logits;
+mod setup;
+
+use backend::Backend;
+use kvasir_engine::{Params, Request};
+use kvasir_formats::Checkpoint;
+use kvasir_kv::{CacheKind, Token};
+use kvasir_program::Model;
+use kvasir_sample::Sampling;
+use kvasir_testkit::paths;
+use serde_json::Value as Json;
+use setup::{ALONE, Answered, Drafts, Seen, Setup};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A model with recurrent layers on one backend.
+struct Case {
+    name: String,
+    model: Backend,
+    expected: Json,
+}
+
+/// The recorded checkpoints with recurrent layers, each on both backends: of the repository, or
+/// those under `KVASIR_MODELS`.
+fn cases() -> impl Iterator<Item = Case> {
+    let folder = std::env::var_os("KVASIR_MODELS").map_or_else(|| paths::model(""), Into::into);
+    let mut all: Vec<PathBuf> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    all.retain(|path| path.join("config.json").exists() && path.join("expected.json").exists());
+    all.retain(|path| program(path).is_some_and(|(model, _)| model.target.is_recurrent()));
+    all.sort();
+    assert!(all.len() >= 10, "only {} recurrent models", all.len());
+    all.into_iter().flat_map(|path| {
+        let (model, checkpoint) = program(&path).unwrap();
+        let text = std::fs::read_to_string(path.join("expected.json")).unwrap();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        Backend::all(&model, &checkpoint).map(|(backend, model)| Case {
+            name: format!("{name} on {backend}"),
+            model,
+            expected: serde_json::from_str(&text).unwrap(),
+        })
+    })
+}
+
+/// The programs of a checkpoint; `None` for an unknown architecture.
+fn program(path: &Path) -> Option<(Model, Checkpoint)> {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    Some((Model::build(&checkpoint.source()).ok()?, checkpoint))
+}
+
+fn ids(json: &Json) -> Vec<Token> {
+    json.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as Token).collect()
+}
+
+fn tokens(n: usize, salt: usize) -> Vec<Token> {
+    (0..n).map(|i| ((i * 37 + salt * 101 + 11) % 500) as Token).collect()
+}
+
+/// Requests with common prefixes and various temperatures. Two of them repeat themselves, so that
+/// n-gram drafts are proposed.
+fn requests(model: &Backend) -> Vec<Request> {
+    let trunk = [tokens(20, 1), tokens(20, 1), tokens(13, 7)].concat();
+    let on = |tail: usize, salt: usize| [&trunk[..], &tokens(tail, salt)].concat();
+    let all = [
+        (on(5, 2), 14, 0.0),
+        (tokens(23, 3), 14, 0.9),
+        (on(9, 4), 12, 0.0),
+        (on(5, 2), 9, 0.8),
+        (tokens(3, 5), 20, 0.0),
+        (on(1, 6), 6, 1.2),
+    ];
+    let request = |(tag, (prompt, max_tokens, temperature)): (usize, (Vec<Token>, u32, f32))| {
+        let sampling = Sampling { temperature, seed: tag as u64 + 7, ..Sampling::default() };
+        let salt = model.program().prefix_salt(prompt.len() as u32 + max_tokens);
+        let params = Params { max_tokens, ignore_eos: true, sampling, salt, ..Params::default() };
+        Request { tag: tag as u64 * 10, prompt, params }
+    };
+    all.into_iter().enumerate().map(request).collect()
+}
+
+/// The outputs of each request and each of its `n` siblings, which run alone.
+fn alone(model: &Backend, requests: &[Request], n: u64) -> BTreeMap<u64, Answered> {
+    let mut answered = BTreeMap::new();
+    for request in requests {
+        for i in 0..n {
+            let mut one = request.clone();
+            one.tag += i;
+            one.params.sampling.seed += i;
+            answered.append(&mut ALONE.run(model, &[one], 1, &BTreeMap::new(), &mut Seen::default()));
+        }
+    }
+    answered
+}
+
+fn compare(about: &str, expected: &BTreeMap<u64, Answered>, outputs: &BTreeMap<u64, Answered>) {
+    assert!(outputs.keys().eq(expected.keys()), "{about}");
+    for (tag, (tokens, logits)) in expected {
+        assert_eq!(tokens, &outputs[tag].0, "{about}: tokens of request {tag}");
+        // Drafts beyond the end of an output are computed, too.
+        for (position, bits) in logits {
+            assert!(outputs[tag].1.get(position) == Some(bits), "{about}: logits of {tag} at {position}");
+        }
+    }
+}
+
+/// Runs the requests of a case in each setup and compares them to each request alone.
+fn check(case: &Case, setups: impl IntoIterator<Item = Setup>, n: u32) -> Seen {
+    let requests = requests(&case.model);
+    let expected = alone(&case.model, &requests, n.into());
+    let mut seen = Seen::default();
+    for setup in setups {
+        let outputs = setup.run(&case.model, &requests, n, &expected, &mut seen);
+        compare(&format!("{} {setup:?}", case.name), &expected, &outputs);
+    }
+    println!("{}: {seen:?}", case.name);
+    seen
+}
+
+/// Every cache under every policy that works with it.
+fn setups(policies: &[&'static str]) -> Vec<Setup> {
+    let pairs = CacheKind::ALL.iter().flat_map(|cache| policies.iter().map(move |policy| (*cache, *policy)));
+    let valid = pairs.filter(|(cache, policy)| *policy != "rectangular" || cache.is_block_based());
+    valid.map(|(cache, policy)| Setup { cache, policy, checkpoints: 12, ..ALONE }).collect()
+}
+
+#[test]
+fn every_chunk_size_gives_the_recorded_tokens_and_logits() {
+    for case in cases() {
+        let setups = [
+            (CacheKind::Contiguous, "tokens"),
+            (CacheKind::Tree, "whole"),
+            (CacheKind::Cells, "chunked"),
+            (CacheKind::Paged, "rectangular"),
+            (CacheKind::Radix, "tokens"),
+        ];
+        for (cache, policy) in setups {
+            let setup = Setup { cache, policy, checkpoints: 12, ..ALONE };
+            let mut error: f32 = 0.0;
+            for (prompt, greedy) in case.expected["greedy"].as_object().unwrap() {
+                let (about, expected) = (format!("{} {prompt} {setup:?}", case.name), ids(&greedy["tokens"]));
+                let max_tokens = expected.len() as u32;
+                let params = Params { max_tokens, ignore_eos: true, ..Params::default() };
+                let request = Request { tag: 1, prompt: ids(&case.expected["prompts"][prompt]), params };
+                if request.prompt.len() + expected.len() > 200 {
+                    continue;
+                }
+                let last = request.prompt.len() as u32 - 1;
+                let outputs = setup.run(&case.model, &[request], 1, &BTreeMap::new(), &mut Seen::default());
+                assert_eq!(outputs[&1].0, expected, "{about}");
+                let logits = case.expected["final_logits"][prompt].as_array().unwrap();
+                for (ours, recorded) in outputs[&1].1[&last].iter().zip(logits) {
+                    error = error.max((f32::from_bits(*ours) - recorded.as_f64().unwrap() as f32).abs());
+                }
+            }
+            assert!(error < 1e-3, "{} {setup:?}: logits differ by {error}", case.name);
+        }
+    }
+}
+
+#[test]
+fn every_cache_and_policy_gives_the_bits_of_requests_alone() {
+    for case in cases() {
+        let all = setups(&["whole", "prefill-first", "chunked", "mixed", "rectangular"]);
+        let all = all.into_iter().enumerate().map(|(at, setup)| Setup { overlap: at % 2 == 1, ..setup });
+        let seen = check(&case, all, 1);
+        assert!(seen.hits >= 8 && seen.in_company > 50, "{}: {seen:?}", case.name);
+    }
+}
+
+#[test]
+fn preempted_requests_continue_with_the_same_bits() {
+    for case in cases() {
+        let all = setups(&["chunked", "mixed", "rectangular"]).into_iter().enumerate();
+        let all = all.map(|(at, setup)| Setup {
+            // One sequence fits, and a part of another.
+            slots: if at % 2 == 0 { 104 } else { 800 },
+            checkpoints: [0, 3, 12][at % 3],
+            overlap: at % 4 < 2,
+            preempts: true,
+            ..setup
+        });
+        let seen = check(&case, all, 1);
+        assert!(seen.preemptions > 20, "{}: {seen:?}", case.name);
+    }
+}
+
+#[test]
+fn siblings_of_a_recurrent_model_share_their_prompt() {
+    for case in cases() {
+        let kinds = [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix];
+        let setups =
+            kinds.map(|cache| Setup { cache, policy: "mixed", slots: 800, checkpoints: 12, ..ALONE });
+        let seen = check(&case, setups, 3);
+        assert!(seen.hits > 6, "{}: {seen:?}", case.name);
+    }
+}
+
+#[test]
+fn drafts_leave_no_trace_in_recurrent_states() {
+    let mut with_mtp = 0;
+    for case in cases() {
+        let drafted = |drafts, policies: &[&'static str]| {
+            let setups = setups(policies);
+            check(&case, setups.into_iter().map(|setup| Setup { drafts, ..setup }), 1)
+        };
+        let seen = drafted(Drafts::Oracle, &["chunked", "mixed"]);
+        assert!(seen.rejected > 20 && seen.accepted > 100, "{}: {seen:?}", case.name);
+        let seen = drafted(Drafts::Ngram, &["mixed"]);
+        assert!(seen.rejected > 5, "{}: {seen:?}", case.name);
+        if case.expected["mtp"].is_object() {
+            let seen = drafted(Drafts::Mtp, &["chunked", "mixed"]);
+            assert!(seen.rejected > 20, "{}: {seen:?}", case.name);
+            with_mtp += 1;
+        }
+    }
+    assert!(with_mtp > 0, "no case has a prediction layer");
+}
