@@ -1,12 +1,14 @@
-"""Measures prefix reuse: a conversation of an agent, whose every turn sends all messages again.
+"""Measures prefix cache reuse in a conversation of an agent, which sends all messages again in every turn.
 
-    conversation.py URL [--turns 20] [--words 120] [--key KEY]
+    conversation.py URL [--turns 20] [--words 120] [--tokens 24] [--key KEY]
 
-Turns of a task, answers with a tool call, and tool results follow one another. Then some turns are edited or branched:
-the conversation is sent again up to a message, with other text in it. Last, prompts share a text of which the second
-one takes less. Each line has the prompt's tokens, those that were read again, and the time to the first token.
+1. Turns: each appends an answer, a tool call and the tool's result.
+2. Edits: each sends the conversation up to a tool result whose text has changed.
+3. Shared text: three prompts. The second and the third have only the first part of the first one's text.
 
-The server must speak OpenAI's chat API with `stream_options.include_usage`; llama.cpp's server does, too.
+Each line has the prompt's tokens, how many of them were computed (not cached), and the time to the first token (TTFT).
+
+The server must support OpenAI's chat API with `stream_options.include_usage`; llama.cpp's server does, too.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import random
 import statistics
 import time
 import urllib.request
+from typing import NamedTuple
 
 WORDS = "the a file line test error build cache row block token value time state path name list text read write".split()
 TOOL = {
@@ -27,112 +30,133 @@ TOOL = {
 }
 
 
-class Server:
-    """A chat API that counts the tokens of prompts."""
+class Completion(NamedTuple):
+    """An answer with its measurements."""
+
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    ttft: float  # seconds
+
+    @property
+    def computed_tokens(self):
+        """Prompt tokens that were not cached."""
+        return self.prompt_tokens - self.cached_tokens
+
+
+class ChatClient:
+    """A client of OpenAI's chat API, with the server's first model."""
 
     def __init__(self, url, key):
         self.url = url.rstrip("/")
         self.headers = {"Content-Type": "application/json"}
         if key:
             self.headers["Authorization"] = f"Bearer {key}"
-        self.model = json.load(self.open("/v1/models"))["data"][0]["id"]
+        self.model = json.load(self.send("/v1/models"))["data"][0]["id"]
 
-    def open(self, path, body=None):
-        """Sends a request, `POST` if it has a body."""
+    def send(self, path, body=None):
+        """Sends a request, `POST` if it has a body; returns the response."""
         data = None if body is None else json.dumps(body).encode()
         return urllib.request.urlopen(urllib.request.Request(self.url + path, data, self.headers), timeout=600)
 
-    def answer(self, messages, tokens):
-        """Returns the answer's text, the prompt's tokens, those of them that were cached, and the seconds to the
-        first token."""
+    def complete(self, messages, max_tokens):
+        """Completes a chat. Without a token, the TTFT is the time of the whole answer."""
         body = {
             "model": self.model,
             "messages": messages,
             "tools": [TOOL],
             "tool_choice": "none",
-            "max_tokens": tokens,
+            "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        text, first, prompt, cached = "", None, 0, 0
-        begin = time.monotonic()
-        with self.open("/v1/chat/completions", body) as lines:
+        text, ttft, prompt, cached = "", None, 0, 0
+        start = time.monotonic()
+        with self.send("/v1/chat/completions", body) as lines:
             for line in lines:
                 if not line.startswith(b"data: {"):
                     continue
                 event = json.loads(line[6:])
                 for choice in event.get("choices", []):
-                    piece = choice["delta"].get("content") or choice["delta"].get("reasoning_content")
-                    if piece and first is None:
-                        first = time.monotonic() - begin
-                    text += choice["delta"].get("content") or ""
+                    content = choice["delta"].get("content") or ""
+                    if ttft is None and (content or choice["delta"].get("reasoning_content")):
+                        ttft = time.monotonic() - start
+                    text += content
                 usage = event.get("usage") or {}
                 prompt = usage.get("prompt_tokens", prompt)
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", cached)
+                # llama.cpp's name.
                 cached = event.get("timings", {}).get("cache_n", cached)
-        return text, prompt, cached, first if first is not None else time.monotonic() - begin
+        return Completion(text, prompt, cached, ttft if ttft is not None else time.monotonic() - start)
 
 
-def words(seed, count):
-    """A text that depends on the seed alone."""
+def random_text(seed, count):
+    """A text of `count` words, the same for equal seeds."""
     choices = random.Random(seed)
     return " ".join(choices.choice(WORDS) for _ in range(count))
 
 
-def show(name, result):
-    """Prints one line; returns the tokens that were read again and the seconds."""
-    _, prompt, cached, seconds = result
-    print(f"{name:<28} {prompt:>7} tokens {prompt - cached:>7} read {1000 * seconds:>9.0f} ms", flush=True)
-    return prompt - cached, seconds
+def print_completion(name, completion):
+    """Prints the line of one prompt."""
+    print(f"{name:<28} {completion.prompt_tokens:>7} tokens {completion.computed_tokens:>7} computed "
+          f"{1000 * completion.ttft:>9.0f} ms", flush=True)
+
+
+def print_medians(name, completions):
+    """Prints the medians of several prompts, if there are any."""
+    if not completions:
+        return
+    computed = statistics.median(completion.computed_tokens for completion in completions)
+    ttft = statistics.median(completion.ttft for completion in completions)
+    print(f"{name}: {computed:.0f} tokens computed, {1000 * ttft:.0f} ms to the first token (medians)")
 
 
 def main():
-    """Runs the conversation."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("url")
-    arguments.add_argument("--turns", type=int, default=20)
-    arguments.add_argument("--words", type=int, default=120, help="words of a tool result")
-    arguments.add_argument("--tokens", type=int, default=24, help="tokens of an answer")
-    arguments.add_argument("--key")
-    options = arguments.parse_args()
-    server = Server(options.url, options.key)
+    """Runs the three parts."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--words", type=int, default=120, help="words of a tool result")
+    parser.add_argument("--tokens", type=int, default=24, help="maximum tokens of an answer")
+    parser.add_argument("--key", help="API key")
+    options = parser.parse_args()
+    client = ChatClient(options.url, options.key)
 
     messages = [
-        {"role": "system", "content": words("system", 400)},
-        {"role": "user", "content": words("task", 60)},
+        {"role": "system", "content": random_text("system", 400)},
+        {"role": "user", "content": random_text("task", 60)},
     ]
-    read, times = [], []
+    turns = []
     for turn in range(options.turns):
-        result = server.answer(messages, options.tokens)
-        tokens, seconds = show(f"turn {turn + 1}", result)
-        read.append(tokens)
-        times.append(seconds)
-        call = {"name": "read_file", "arguments": json.dumps({"path": f"src/{turn}.rs"})}
-        call = {"id": f"call-{turn}", "type": "function", "function": call}
-        messages.append({"role": "assistant", "content": result[0], "tool_calls": [call]})
-        tool_result = words(f"result {turn}", options.words)
-        messages.append({"role": "tool", "tool_call_id": f"call-{turn}", "content": tool_result})
-    print(f"turns after the first: {statistics.median(read[1:]):.0f} tokens read, "
-          f"{1000 * statistics.median(times[1:]):.0f} ms to the first token (medians)")
+        completion = client.complete(messages, options.tokens)
+        print_completion(f"turn {turn + 1}", completion)
+        turns.append(completion)
+        function = {"name": "read_file", "arguments": json.dumps({"path": f"src/{turn}.rs"})}
+        call = {"id": f"call-{turn}", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": completion.text, "tool_calls": [call]})
+        tool_result = random_text(f"result {turn}", options.words)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": tool_result})
+    print_medians("turns after the first", turns[1:])
 
-    read, times = [], []
-    for at in range(3, len(messages), max(2, len(messages) // 8 // 2 * 2)):
-        edited = messages[:at] + [dict(messages[at], content=words(f"edit {at}", options.words))]
-        tokens, seconds = show(f"message {at + 1} edited", server.answer(edited, options.tokens))
-        read.append(tokens)
-        times.append(seconds)
-    print(f"edited turns: {statistics.median(read):.0f} tokens read, "
-          f"{1000 * statistics.median(times):.0f} ms to the first token (medians)")
+    edits = []
+    # Odd indices above 2 are tool results.
+    for index in range(3, len(messages), max(2, len(messages) // 8 // 2 * 2)):
+        edited = dict(messages[index], content=random_text(f"edit {index}", options.words))
+        completion = client.complete([*messages[:index], edited], options.tokens)
+        print_completion(f"message {index + 1} edited", completion)
+        edits.append(completion)
+    print_medians("edited turns", edits)
 
-    text = words("shared", 2000)
+    text = random_text("shared", 2000)
     for name, length, question in [
-        ("a shared text", len(text), "first"),
-        ("100 words less", len(text) - 500, "second"),
-        ("100 words less, again", len(text) - 500, "third"),
+        ("shared text", len(text), "first"),
+        ("about 100 words less", len(text) - 500, "second"),
+        ("about 100 words less, again", len(text) - 500, "third"),
     ]:
-        content = f"{text[:length]}\n{words(question, 20)}"
-        show(name, server.answer([{"role": "user", "content": content}], options.tokens))
+        content = f"{text[:length]}\n{random_text(question, 20)}"
+        completion = client.complete([{"role": "user", "content": content}], options.tokens)
+        print_completion(name, completion)
 
 
 if __name__ == "__main__":

@@ -130,10 +130,10 @@ export async function stopped({ page, address, shot }) {
 export async function shown({ page, address, shot }) {
   await page.goto(address);
   const token = (token, p) => ({ token, logprob: Math.log(p), bytes: [] });
-  const asked = [];
+  const requests = [];
   await mock(page, async (route) => {
     const body = route.request().postDataJSON();
-    asked.push(body);
+    requests.push(body);
     const usage = { choices: [], usage: { prompt_tokens: 40, completion_tokens: 2, prompt_tokens_details: { cached_tokens: 32, cache_end: "evicted" } } };
     if (body.input.at(-1).type === "function_call_output") {
       const logprobs = { content: [{ ...token("It", 0.9), top_logprobs: [token("It", 0.9), token("<b>", 0.1)] }, { ...token(" is 42.", 0.5), top_logprobs: [] }] };
@@ -148,8 +148,8 @@ export async function shown({ page, address, shot }) {
   await set(page, "tools", '[{"type": "function", "function": {"name": "weather", "parameters": {}}}]');
   await ask(page, "What is 17 + 25, and the weather in Oslo?");
   await rest(page);
-  assert.deepEqual(asked[0].tools.map(({ type, name }) => `${type} ${name}`), ["function calculator", "function weather"]);
-  assert.deepEqual([asked[0].input[0], asked[0].include, asked[0].top_logprobs], [{ role: "system", content: "Be brief." }, ["message.output_text.logprobs"], 5]);
+  assert.deepEqual(requests[0].tools.map(({ type, name }) => `${type} ${name}`), ["function calculator", "function weather"]);
+  assert.deepEqual([requests[0].input[0], requests[0].include, requests[0].top_logprobs], [{ role: "system", content: "Be brief." }, ["message.output_text.logprobs"], 5]);
   assert.equal(await page.locator(".call .result").innerText(), "42", "the page's own tool has run");
   assert.match(await page.locator(".call .given").first().innerText(), /expression\s+17 \+ 25/);
   await accessible(page, "tool calls");
@@ -158,8 +158,8 @@ export async function shown({ page, address, shot }) {
   await page.click(".asks button");
   await page.waitForFunction(() => document.body.textContent.includes("It is 42."));
   await rest(page);
-  assert.deepEqual(asked[1].input.slice(-2).map(({ call_id, output }) => [call_id, output]), [["c0", "42"], ["c1", "sunny"]]);
-  assert.equal(asked[1].input.some(({ type }) => type === "reasoning"), false);
+  assert.deepEqual(requests[1].input.slice(-2).map(({ call_id, output }) => [call_id, output]), [["c0", "42"], ["c1", "sunny"]]);
+  assert.equal(requests[1].input.some(({ type }) => type === "reasoning"), false);
   await page.click(".thought summary");
   assert.match(await page.locator(".thought").innerText(), /Two <tools>\./);
   await page.locator(".msg.assistant").last().hover();

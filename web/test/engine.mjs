@@ -3,16 +3,16 @@
 import assert from "node:assert/strict";
 import { accessible, fits } from "./axe.mjs";
 
-/** Several chats at once on one beginning, in the page's own name. */
-export const crowd = (page, n, max_tokens, how = "in a few words") => page.evaluate(async ([n, max_tokens, how]) => {
+/** Completes a chat, then `n` concurrent ones with the same system prompt. They have the page's API key. */
+export const concurrentChats = (page, n, max_tokens, style = "in a few words") => page.evaluate(async ([n, max_tokens, style]) => {
   const headers = { "Content-Type": "application/json", Authorization: `Bearer ${sessionStorage.getItem("kvasir-key")}` };
-  const ask = (i) => {
-    const messages = [{ role: "system", content: `You answer ${how}. `.repeat(12) }, { role: "user", content: `Question ${i}: what is ${i} + ${i}?` }];
+  const complete = (i) => {
+    const messages = [{ role: "system", content: `You answer ${style}. `.repeat(12) }, { role: "user", content: `Question ${i}: what is ${i} + ${i}?` }];
     return fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify({ messages, max_tokens, ignore_eos: true }) }).then((response) => response.json());
   };
-  await ask(0);
-  return Promise.all(Array.from({ length: n }, (_, i) => ask(i + 1)));
-}, [n, max_tokens, how]);
+  await complete(0);
+  return Promise.all(Array.from({ length: n }, (_, i) => complete(i + 1)));
+}, [n, max_tokens, style]);
 
 export const tile = (page, name) => page.locator(".tiles div", { hasText: name }).locator("dd").innerText();
 
@@ -21,7 +21,7 @@ export async function live({ page, address }) {
   await page.waitForSelector("#resting:not([hidden])");
   await page.waitForFunction(() => document.getElementById("pulse").textContent === "idle");
   await accessible(page, "engine before its first step");
-  const answers = await crowd(page, 6, 24);
+  const answers = await concurrentChats(page, 6, 24);
   assert.ok(answers.every((answer) => answer.usage?.completion_tokens === 24), JSON.stringify(answers[0]));
   await page.waitForFunction(() => /24 of 24/.test(document.querySelector("#live .decode .body")?.textContent ?? ""));
   await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "168");
@@ -33,13 +33,13 @@ export async function live({ page, address }) {
   // An idle view can be moved through its steps; its end follows the newest step again.
   await page.click("#live [data-go=back]");
   const at = await page.locator("#live .at").innerText();
-  await crowd(page, 1, 4);
+  await concurrentChats(page, 1, 4);
   await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "176");
   assert.equal((await page.locator("#live .at").innerText()).split(" of ")[0], at.split(" of ")[0], "an earlier step stays in view");
   await page.click("#live [data-go=end]");
   await page.waitForFunction(() => /eos|max tokens/.test(document.querySelector("#live .decode .body").textContent));
-  // The table of a step says why no more of a prompt was cached.
-  await crowd(page, 1, 4, `in ${Date.now()} words`);
+  // The table of a step shows why the cache hit of a request ended.
+  await concurrentChats(page, 1, 4, `in ${Date.now()} words`);
   await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "184");
   await page.locator("#live summary", { hasText: "All values" }).click();
   assert.match(await page.locator("#live .values table").innerText(), /why its cache hit ended[^]*never computed/);
@@ -138,7 +138,7 @@ export async function looks({ page, address, shot }) {
     await shot("engine");
   };
   const ask = async () => {
-    while (!seen) await crowd(page, 6, 200);
+    while (!seen) await concurrentChats(page, 6, 200);
   };
   await Promise.all([look(), ask()]);
   await fits(page, "engine");

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { accessible, fits } from "./axe.mjs";
-import { crowd, tile } from "./engine.mjs";
+import { concurrentChats, tile } from "./engine.mjs";
 import { Server } from "./server.mjs";
 
 export const start = () => Server.start(["--dp", "2", "--threads", "1", "--route", "round-robin"]);
@@ -27,7 +27,7 @@ export async function looks({ page, address, shot }) {
     await shot("fleet");
   };
   const sendPrompts = async () => {
-    while (!isDrawn) await crowd(page, 12, 200);
+    while (!isDrawn) await concurrentChats(page, 12, 200);
   };
   await Promise.all([waitUntilDrawn(), sendPrompts()]);
   await page.waitForFunction(() => [...document.querySelectorAll("#fleet td.running output")].every((now) => now.textContent === "0"));
@@ -73,7 +73,7 @@ export async function selects({ page, address }) {
   assert.equal(await page.locator("#fleet button[aria-pressed=true]").innerText(), "replica 1");
   await page.waitForFunction(() => document.getElementById("pulse").textContent === "idle");
   // `--route round-robin` alternates between the replicas.
-  await crowd(page, 1, 10);
+  await concurrentChats(page, 1, 10);
   await page.waitForFunction(() => [...document.querySelectorAll(".tiles dd")].at(-1).textContent === "10");
   assert.equal(await tile(page, "running"), "0");
 }
@@ -88,7 +88,7 @@ export async function restarts({ page, address }) {
   await page.waitForFunction((restarts) => Number(document.querySelector("#fleet td.restarts").textContent) > restarts, restarts);
   await page.waitForFunction(() => document.querySelector("#fleet .state span").textContent === "ready");
   assert.ok(await row(page, 0).locator("path.restart").count(), "the end of the process is marked");
-  await crowd(page, 3, 8);
+  await concurrentChats(page, 3, 8);
   await page.waitForFunction(() => Number([...document.querySelectorAll(".tiles dd")].at(-1).textContent) >= 8);
 }
 

@@ -43,8 +43,8 @@ async function chats(page) {
   await page.mouse.move(0, 0);
 }
 
-/** Requests of several lengths on one beginning, of which some have ended. */
-async function crowd(page) {
+/** Sends chats with the same system prompt and answers of several lengths; returns when the short ones have ended. */
+async function chatsOfSeveralLengths(page) {
   await page.waitForSelector("#resting:not([hidden])");
   await page.evaluate(async () => {
     const wait = (ms) => new Promise((done) => setTimeout(done, ms));
@@ -70,7 +70,7 @@ async function crowd(page) {
 const folder = mkdtempSync(join(tmpdir(), "kvasir-images-"));
 try {
   await take("page", [1180, 760], server.address, chats);
-  await take("engine", [1180, 1130], `${small.address}/#engine`, crowd);
+  await take("engine", [1180, 1130], `${small.address}/#engine`, chatsOfSeveralLengths);
   const file = join(folder, "agents.html");
   kvasir("sim", "--workload", "agents", "--requests", "60", "--rate", "40", "--sim-preset", "h200:qwen3-14b", "--kv-capacity", "8192", "--html", file);
   await take("sim", [1280, 1455], `file://${file}#step=629`, (page) => page.waitForSelector(".waterfall"));

@@ -13,7 +13,7 @@ use crate::options::model::ModelArgs;
 use crate::options::reports::{log_warning, process_logger};
 use crate::options::sampling::SamplingArgs;
 use crate::options::sampling_defaults::SamplingDefaults;
-use crate::startup::ready_engine::{EngineFacts, Peers, ReadyEngine, refused_ranks};
+use crate::startup::ready_engine::{EngineFacts, Peers, ReadyEngine, ranks_error};
 use crate::startup::tokenizers::{TokenizerCommand, start_tokenizers};
 use kvasir::{AnyExecutor, EngineConfig, ModelCard, OpenedModel, PackedFile, PrefillProgress, Speculation};
 use kvasir_chat::ChatModel;
@@ -254,7 +254,7 @@ fn reject_encoder(opened: &OpenedModel, name: &str) -> Result<(), Failure> {
 
 /// Checks that a model can be divided among this number of ranks.
 fn check_ranks(opened: &OpenedModel, ranks: usize) -> Result<(), Failure> {
-    opened.check_ranks(ranks).map_err(|why| refused_ranks(ranks, why))
+    opened.check_ranks(ranks).map_err(|error| ranks_error(ranks, error))
 }
 
 /// Checks that the experts of a model can be divided among this number of replicas.
@@ -291,6 +291,7 @@ fn open_model(
     config: &EngineConfig,
     service: &Service,
 ) -> Result<(OpenedModel, String), Failure> {
+    // Rejects an invalid memory share before the model is opened.
     config.memory_share()?;
     let opened = model.open()?;
     if let Some(on_forecast) = &service.on_forecast

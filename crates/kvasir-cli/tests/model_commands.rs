@@ -1,31 +1,10 @@
 //! `generate`, `logits`, `inspect` and `bench` as command line tools: JSON output and usage errors.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
+mod command;
+
+use command::{json, model, recorded, run};
 use serde_json::{Value as Json, json};
-use std::process::{Command, Output};
-
-fn model(case: &str) -> String {
-    format!("{}/../../testdata/models/{case}", env!("CARGO_MANIFEST_DIR"))
-}
-
-fn run(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kvasir")).args(args).output().unwrap()
-}
-
-fn json(args: &[&str]) -> Json {
-    let output = run(args);
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// Recorded prompt and greedy continuation.
-fn recorded(case: &str, prompt: &str) -> (String, Json) {
-    let text = std::fs::read_to_string(format!("{}/expected.json", model(case))).unwrap();
-    let expected: Json = serde_json::from_str(&text).unwrap();
-    let ids: Vec<String> =
-        expected["prompts"][prompt].as_array().unwrap().iter().map(Json::to_string).collect();
-    (ids.join(","), expected["greedy"][prompt]["tokens"].clone())
-}
 
 #[test]
 fn every_cache_and_policy_gives_the_recorded_tokens() {
@@ -251,97 +230,6 @@ fn inspect_shows_program_and_sizes() {
     assert!(text.contains("update_and_attend") && text.contains("prediction 0"), "{text}");
     assert!(text.contains("kv_b_proj.weight [24, 32] from 512 1280 apart"), "{text}");
     assert!(text.contains("  rope 0 [16] frequencies 1 to "), "{text}");
-}
-
-#[test]
-fn recurrent_layers_are_refused_where_they_do_not_run() {
-    let path = model("qwen3_5_mtp");
-    let all = json(&["inspect", &path, "--json"]);
-    // Per layer a convolution of 128 channels and 4 heads of 16 x 16.
-    let sizes: Vec<u64> =
-        all["kv"]["states"].as_array().unwrap().iter().map(|s| s["elements"].as_u64().unwrap()).collect();
-    assert_eq!(sizes, [3 * 128, 4 * 16 * 16].repeat(3));
-    let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
-    assert!(text.contains("recurrent states") && text.contains("gated_delta"), "{text}");
-    let refused = |args: &[&str], why: &str| {
-        let output = run(args);
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && error.contains(why), "{args:?}: {error}");
-    };
-    let ranks = ["serve", &path, "--backend", "plain", "--tp", "2", "--port", "0"];
-    refused(&ranks, "--tp 2: Qwen3_5ForCausalLM has recurrent layers");
-    let draft = format!("draft:{}", model("lfm2"));
-    let speculation =
-        ["generate", &model("qwen3"), "--prompt-ids", "5,6", "--backend", "plain", "--spec", &draft];
-    refused(&speculation, "has recurrent layers, which a draft model cannot have");
-}
-
-#[test]
-fn recurrent_models_give_the_recorded_tokens() {
-    for case in ["qwen3_5_mtp", "lfm2_moe", "granitemoehybrid"] {
-        let (ids, tokens) = recorded(case, "p64");
-        let path = model(case);
-        let args = ["generate", &path, "--prompt-ids", &ids, "--max-tokens", "32", "--json"];
-        let mut ways: Vec<&[&str]> = vec![
-            &["--max-num-batched-tokens", "48"],
-            &["--cache", "contiguous", "--spec", "ngram"],
-            &[
-                "--policy",
-                "rectangular",
-                "--chunk-size",
-                "64",
-                "--batch-sizes",
-                "3",
-                "--max-model-len",
-                "512",
-            ],
-        ];
-        if case == "qwen3_5_mtp" {
-            ways.push(&["--spec", "mtp"]);
-        }
-        for way in ways {
-            for backend in [&["--backend", "plain"][..], &["--precision", "exact"]] {
-                if backend[1] != "plain" && way.contains(&"--batch-sizes") {
-                    continue;
-                }
-                let answer = json(&[&args[..], backend, way].concat());
-                assert_eq!(answer["token_ids"], tokens, "{case} {backend:?} {way:?}");
-            }
-        }
-    }
-}
-
-#[test]
-fn inspect_and_doctor_print_the_division_of_memory() {
-    let path = model("qwen3_5");
-    let division = &json(&["inspect", &path, "--json"])["memory"]["division"];
-    assert_eq!((&division["slots"], &division["is_capped"]), (&json!(32768), &json!(true)));
-    let states = &division["states"];
-    assert_eq!((&states["config"]["checkpoints"], &states["config"]["live"]), (&json!(128), &json!(512)));
-    let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
-    assert!(text.contains("  by default on this machine: 32768 slots of K/V in "), "{text}");
-    assert!(text.contains("; 512 live states in ") && text.contains(", 128 checkpoints in "), "{text}");
-    let text = String::from_utf8(run(&["inspect", &model("gemma3")]).stdout).unwrap();
-    assert!(text.contains("by default on this machine: 32768 slots of K/V in "), "{text}");
-    assert!(text.contains("sliding-window layers store K/V of all tokens"), "{text}");
-
-    let output = run(&["doctor", &path, "--quick", "--port", "0", "--json"]);
-    let report: Json = serde_json::from_slice(&output.stdout).unwrap();
-    let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "context").unwrap();
-    let found = check["found"].as_str().unwrap();
-    assert!(found.contains(" live states in ") && found.contains(" checkpoints in "), "{found}");
-    let values = &check["values"];
-    assert!(values["checkpoints"].as_u64() > Some(128) && values["live_states"] == 512, "{values}");
-    assert_eq!(values["state_bytes"], states["state_bytes"]);
-}
-
-#[test]
-fn sizes_of_state_memory_are_read_with_units() {
-    let refused = |args: &[&str]| String::from_utf8(run(args).stderr).unwrap();
-    let sim = ["sim", "--workload", "chat", "--requests", "1", "--state-memory"];
-    let of = |size| refused(&[&sim[..], &[size]].concat());
-    assert!(of("1.5GiB").contains("--state-memory 1610612736 needs a model with recurrent layers"));
-    assert!(of("2XB").contains("`2XB` is not a size like 1000000, 512MB or 2GiB"), "{}", of("2XB"));
 }
 
 #[test]

@@ -96,10 +96,10 @@ impl Bf16MicroKernel {
     }
 }
 
-/// Kernels of recurrent state matrices. All have equal bits.
+/// Kernels of recurrent state matrices. All give bit-identical results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecurrentKernel {
-    /// Arrays: the portable twin on x86, NEON on Arm.
+    /// Arrays, which the compiler vectorizes for the target: the reference on x86, and NEON on Arm.
     Arrays,
     #[cfg(target_arch = "x86_64")]
     Avx2,

@@ -4,11 +4,12 @@
 //! The folders, in reading order; each builds only on those before it:
 //!
 //! 1. `isa`: instruction sets, AMX tiles, vectors. `rowwise`: norms, gates, rotary embeddings.
-//! 2. `threads`: the pool. `memory`: buffers, KV and state pools. `prefetch`: hints and their tuning.
+//! 2. `threads`: the pool. `memory`: buffers, KV and state pools. `prefetch`: hints and their
+//!    tuning.
 //! 3. `weights`: sources, formats, packed panels.
 //! 4. `kernels`: which kernel runs. `gemm`: matrix products, in integers, bf16 and f32.
-//! 5. `attention`: over the KV pools. `recurrent`: over the states. `ops`: mixture of experts,
-//!    indexer.
+//! 5. `attention`: over the KV pools. `recurrent`: over the state pool. `ops`: mixture of experts,
+//!    indexer, hyper-connections.
 //! 6. `exec`: model, forward pass, executor. `limits`, beside: the roofline of the machine.
 //!
 //! Batch invariance: a token's results are bit-identical whatever the batch composition, the

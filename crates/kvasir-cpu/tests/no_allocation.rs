@@ -1,6 +1,6 @@
-//! A steady decode step does not allocate, on any thread of the backend, nor does one of a hybrid
-//! model, nor one that verifies drafts of a draft model; behind a long context it allocates nothing
-//! of the size of the KV cache. Counts through a global allocator.
+//! A steady decode step does not allocate on any thread of the backend. The same holds for a hybrid
+//! model, and for steps that verify the drafts of a draft model. After a long context, a step
+//! allocates nothing of the size of the KV cache. A global allocator counts.
 #![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
 
 use kvasir_cpu::{CpuExecutor, CpuModel, Drafting, KvType, Limits, Precision, ThreadPool};
@@ -235,9 +235,9 @@ fn a_steady_decode_step_allocates_nothing() {
     assert!(alone.steps.len() <= 2, "steps that took memory on one thread: {:?}", alone.steps);
     let two = steady("qwen3_bf16", 2, 1);
     assert!(two.steps.len() <= 30, "steps that took memory on two threads: {:?}", two.steps);
-    // Checkpoints of states make the cache's tables grow now and then.
+    // The tables of the cache grow with the number of state checkpoints.
     let hybrid = steady("qwen3_5", 1, 1);
-    assert!(hybrid.steps.len() <= 8, "steps of a hybrid that took memory: {:?}", hybrid.steps);
+    assert!(hybrid.steps.len() <= 8, "steps that took memory in a hybrid model: {:?}", hybrid.steps);
     // Behind 4,200 tokens each: a step that copied the pool, or one layer of it, would raise the
     // peak even if it freed it at once.
     let long = steady("qwen3_bf16", 2, 60);

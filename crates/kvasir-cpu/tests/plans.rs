@@ -44,45 +44,46 @@ fn executor(model: &Arc<CpuModel>, kv: KvType) -> CpuExecutor {
 
 /// One sequence's tokens in a step.
 #[derive(Clone, Default)]
-struct Part {
+struct RowInput {
     seq: u64,
     tokens: Vec<Token>,
     redirected: u32,
     parents: Vec<i32>,
 }
 
-fn part(seq: SeqId, tokens: &[Token]) -> Part {
-    Part { seq: seq.0, tokens: tokens.to_vec(), ..Part::default() }
+fn row_input(seq: SeqId, tokens: &[Token]) -> RowInput {
+    RowInput { seq: seq.0, tokens: tokens.to_vec(), ..RowInput::default() }
 }
 
-/// Claims and plans a step in which every token's logits are requested.
-fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
-    let claim = |p: &Part| ClaimRow {
-        seq: SeqId(p.seq),
-        redirected: p.redirected,
-        tokens: p.tokens.len() as u32 - p.redirected,
+/// Claims and plans a step that computes the logits of every token.
+fn step(cache: &mut dyn Cache, id: u64, inputs: &[RowInput]) -> Step {
+    let claim = |input: &RowInput| ClaimRow {
+        seq: SeqId(input.seq),
+        redirected: input.redirected,
+        tokens: input.tokens.len() as u32 - input.redirected,
         drafts: 0,
     };
     let mut step = Step::default();
-    cache.claim(StepId(id), &parts.iter().map(claim).collect::<Vec<_>>()).unwrap();
+    cache.claim(StepId(id), &inputs.iter().map(claim).collect::<Vec<_>>()).unwrap();
     cache.plan(StepId(id), &mut step.plan).unwrap();
     step.batch = Batch { step: StepId(id), logits: true, ..Batch::default() };
-    for (row, p) in (0..).zip(parts) {
-        let tokens = Span::new(step.batch.tokens.len(), p.tokens.len());
-        step.batch.tokens.extend(&p.tokens);
-        let tree = (!p.parents.is_empty()).then(|| Span::new(step.batch.parents.len(), p.parents.len()));
-        step.batch.parents.extend(&p.parents);
-        let drafts = Drafts { count: p.parents.len() as u32, tree };
+    for (row, input) in (0..).zip(inputs) {
+        let tokens = Span::new(step.batch.tokens.len(), input.tokens.len());
+        step.batch.tokens.extend(&input.tokens);
+        let tree =
+            (!input.parents.is_empty()).then(|| Span::new(step.batch.parents.len(), input.parents.len()));
+        step.batch.parents.extend(&input.parents);
+        let drafts = Drafts { count: input.parents.len() as u32, tree };
         let row =
-            BatchRow { seq: SeqId(p.seq), tokens, pool_row: PoolRow(row), drafts, ..BatchRow::default() };
+            BatchRow { seq: SeqId(input.seq), tokens, pool_row: PoolRow(row), drafts, ..BatchRow::default() };
         step.batch.rows.push(row);
     }
     step
 }
 
 /// Runs a step, then again over the same pool under an explicit mask; returns each token's logits.
-fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Vec<Vec<f32>> {
-    let mut step = step(cache, id, parts);
+fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, inputs: &[RowInput]) -> Vec<Vec<f32>> {
+    let mut step = step(cache, id, inputs);
     executor.execute(&mut step, &[]).unwrap();
     let logits = step.output.logits.clone();
     let mut explicit = Plan::default();
@@ -96,11 +97,11 @@ fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, parts: &[Part
     logits.chunks(executor.program().vocab).map(<[f32]>::to_vec).collect()
 }
 
-/// Reference: the same tokens alone on a contiguous cache, in one step.
-fn alone(model: &Arc<CpuModel>, kv: KvType, tokens: &[Token]) -> Vec<Vec<f32>> {
+/// Logits of the tokens as the only sequence of a contiguous cache, in one step.
+fn reference_logits(model: &Arc<CpuModel>, kv: KvType, tokens: &[Token]) -> Vec<Vec<f32>> {
     let mut cache = Contiguous::new(256);
     let seq = cache.open().unwrap();
-    run(&mut executor(model, kv), &mut cache, 1, &[part(seq, tokens)])
+    run(&mut executor(model, kv), &mut cache, 1, &[row_input(seq, tokens)])
 }
 
 fn same(about: &str, got: &[Vec<f32>], wanted: &[Vec<f32>]) {
@@ -117,12 +118,12 @@ fn ragged_batches_and_forks() {
         let mut cache = Cells::new(256, 8, None).unwrap();
         let seqs: Vec<SeqId> = (0..3).map(|_| cache.open().unwrap()).collect();
         let prompts = [prompt(70, 1), prompt(7, 2), prompt(29, 3)];
-        let wanted: Vec<_> = prompts.iter().map(|p| alone(&model, kv, p)).collect();
+        let wanted: Vec<_> = prompts.iter().map(|p| reference_logits(&model, kv, p)).collect();
         let mut at = [0; 3];
         for (id, take) in (1..).zip([[9, 1, 4], [1, 1, 1], [45, 3, 2], [15, 2, 22]]) {
-            let parts: Vec<Part> =
-                (0..3).map(|i| part(seqs[i], &prompts[i][at[i]..at[i] + take[i]])).collect();
-            let rows = run(&mut executor, &mut cache, id, &parts);
+            let inputs: Vec<RowInput> =
+                (0..3).map(|i| row_input(seqs[i], &prompts[i][at[i]..at[i] + take[i]])).collect();
+            let rows = run(&mut executor, &mut cache, id, &inputs);
             let mut first = 0;
             for i in 0..3 {
                 same(&about, &rows[first..first + take[i]], &wanted[i][at[i]..at[i] + take[i]]);
@@ -132,12 +133,15 @@ fn ragged_batches_and_forks() {
         // Forks share the reads of their common prefix, and continue as the original would.
         let forks = cache.sequences().unwrap().fork(seqs[0], 2).unwrap();
         let tails: [&[Token]; 3] = [&[5, 6], &[7, 8, 9], &[5]];
-        let parts: Vec<Part> =
-            [seqs[0], forks[0], forks[1]].iter().zip(tails).map(|(seq, tail)| part(*seq, tail)).collect();
-        let rows = run(&mut executor, &mut cache, 9, &parts);
+        let inputs: Vec<RowInput> = [seqs[0], forks[0], forks[1]]
+            .iter()
+            .zip(tails)
+            .map(|(seq, tail)| row_input(*seq, tail))
+            .collect();
+        let rows = run(&mut executor, &mut cache, 9, &inputs);
         let mut first = 0;
         for tail in tails {
-            let wanted = alone(&model, kv, &[&prompts[0][..], tail].concat());
+            let wanted = reference_logits(&model, kv, &[&prompts[0][..], tail].concat());
             same(&about, &rows[first..first + tail.len()], &wanted[70..]);
             first += tail.len();
         }
@@ -148,16 +152,16 @@ fn ragged_batches_and_forks() {
 fn a_frozen_prefix_in_front() {
     for (about, model, kv) in setups() {
         let all = prompt(90, 4);
-        let wanted = alone(&model, kv, &all);
+        let wanted = reference_logits(&model, kv, &all);
         let mut first = executor(&model, kv);
         let mut cache = Contiguous::new(128);
         let seq = cache.open().unwrap();
-        run(&mut first, &mut cache, 1, &[part(seq, &all[..69])]);
+        run(&mut first, &mut cache, 1, &[row_input(seq, &all[..69])]);
         let prefix = cache.freeze(PoolId(7)).unwrap();
         let mut second = executor(&model, kv);
         let mut fork = prefix.fork(64).unwrap();
         let seq = fork.open().unwrap();
-        let mut unattached = step(&mut fork, 1, &[part(seq, &all[69..72])]);
+        let mut unattached = step(&mut fork, 1, &[row_input(seq, &all[69..72])]);
         assert!(matches!(second.execute(&mut unattached, &[]), Err(StepError::Failed(_))));
         fork.cancel(StepId(1)).unwrap();
         // Another head split with equally many bytes per token: its rows lie elsewhere.
@@ -170,8 +174,8 @@ fn a_frozen_prefix_in_front() {
         let stranger = Arc::new(Pool::new(&layers, kv, 512).unwrap());
         assert!(second.attach(PoolId(7), stranger).unwrap_err().contains("another model"));
         second.attach(PoolId(7), first.into_pool()).unwrap();
-        same(&about, &run(&mut second, &mut fork, 2, &[part(seq, &all[69..72])]), &wanted[69..72]);
-        same(&about, &run(&mut second, &mut fork, 3, &[part(seq, &all[72..])]), &wanted[72..]);
+        same(&about, &run(&mut second, &mut fork, 2, &[row_input(seq, &all[69..72])]), &wanted[69..72]);
+        same(&about, &run(&mut second, &mut fork, 3, &[row_input(seq, &all[72..])]), &wanted[72..]);
     }
 }
 
@@ -187,23 +191,26 @@ fn draft_trees_and_slot_copies_of_a_commit() {
             let mut executor = executor(&model, kv);
             let seq = cache.open().unwrap();
             let start = prompt(30, 5);
-            run(&mut executor, &mut *cache, 1, &[part(seq, &start)]);
+            run(&mut executor, &mut *cache, 1, &[row_input(seq, &start)]);
             // Draft tree: node 0 is the newest token; 1 and 2 follow it, 3 follows 1, 4 and 5
             // follow 2.
             let (tokens, parents) = ([400, 10, 20, 30, 40, 50], [0, 0, 1, 2, 2]);
             let frontier: Vec<i32> = [-1].into_iter().chain(parents).collect();
             cache.tree().unwrap().propose(seq, &frontier).unwrap();
-            let drafted = Part { parents: parents.to_vec(), ..part(seq, &tokens) };
+            let drafted = RowInput { parents: parents.to_vec(), ..row_input(seq, &tokens) };
             let rows = run(&mut executor, &mut *cache, 2, &[drafted]);
             let paths: [&[usize]; 6] = [&[0], &[0, 1], &[0, 2], &[0, 1, 3], &[0, 2, 4], &[0, 2, 5]];
             for (node, path) in paths.iter().enumerate() {
                 let all: Vec<Token> = start.iter().copied().chain(path.iter().map(|n| tokens[*n])).collect();
-                assert!(Some(&rows[node]) == alone(&model, kv, &all).last(), "{about}: node {node}");
+                assert!(
+                    Some(&rows[node]) == reference_logits(&model, kv, &all).last(),
+                    "{about}: node {node}"
+                );
             }
             cache.tree().unwrap().commit(seq, &[0, 2, 5]).unwrap();
-            let rows = run(&mut executor, &mut *cache, 3, &[part(seq, &[60, 61])]);
+            let rows = run(&mut executor, &mut *cache, 3, &[row_input(seq, &[60, 61])]);
             let all = [&start[..], &[400, 20, 50, 60, 61]].concat();
-            same(&format!("{about}, after the commit"), &rows, &alone(&model, kv, &all)[33..]);
+            same(&format!("{about}, after the commit"), &rows, &reference_logits(&model, kv, &all)[33..]);
         }
     }
 }
@@ -216,22 +223,22 @@ fn redirected_writes_beside_scattered_blocks() {
         let mut cache = Paged::new(config).unwrap();
         // The blocks of a closed sequence are reused in another order.
         let left = cache.open().unwrap();
-        run(&mut executor, &mut cache, 1, &[part(left, &prompt(77, 8))]);
+        run(&mut executor, &mut cache, 1, &[row_input(left, &prompt(77, 8))]);
         cache.close(left).unwrap();
         let (all, seq, other) = (prompt(80, 6), cache.open().unwrap(), cache.open().unwrap());
-        let wanted = alone(&model, kv, &all);
-        run(&mut executor, &mut cache, 2, &[part(seq, &all[..64]), part(other, &[3, 4])]);
-        let mut again = Part { redirected: 5, ..part(seq, &all[59..]) };
-        let rows = run(&mut executor, &mut cache, 3, &[again.clone(), part(other, &[5])]);
+        let wanted = reference_logits(&model, kv, &all);
+        run(&mut executor, &mut cache, 2, &[row_input(seq, &all[..64]), row_input(other, &[3, 4])]);
+        let mut again = RowInput { redirected: 5, ..row_input(seq, &all[59..]) };
+        let rows = run(&mut executor, &mut cache, 3, &[again.clone(), row_input(other, &[5])]);
         same(&about, &rows[..21], &wanted[59..]);
         // Left padding blocks, as the rectangular policy adds them, change nothing.
-        again = part(seq, &[1, 2]);
+        again = row_input(seq, &[1, 2]);
         let mut padded = step(&mut cache, 4, &[again]);
         padded.plan.rows[0].left_pad_blocks = 3;
         executor.execute(&mut padded, &[]).unwrap();
         let rows: Vec<Vec<f32>> =
             padded.output.logits.chunks(model.program().vocab).map(<[f32]>::to_vec).collect();
-        same(&about, &rows, &alone(&model, kv, &[&all[..], &[1, 2]].concat())[80..]);
+        same(&about, &rows, &reference_logits(&model, kv, &[&all[..], &[1, 2]].concat())[80..]);
     }
 }
 
@@ -241,12 +248,12 @@ fn dummy_steps_change_no_slot_and_yield_nothing() {
         let mut executor = executor(&model, kv);
         let mut cache = Contiguous::new(128);
         let (all, seq) = (prompt(60, 11), cache.open().unwrap());
-        let wanted = alone(&model, kv, &all);
+        let wanted = reference_logits(&model, kv, &all);
         for (id, range) in [(1, 0..25), (2, 25..26), (3, 26..60)] {
             let mut dummy = Step::dummy(3, 0);
             executor.execute(&mut dummy, &[]).unwrap();
             assert_eq!((dummy.output.rows.len(), dummy.output.tokens.len()), (3, 0), "{about}");
-            let rows = run(&mut executor, &mut cache, id, &[part(seq, &all[range.clone()])]);
+            let rows = run(&mut executor, &mut cache, id, &[row_input(seq, &all[range.clone()])]);
             same(&about, &rows, &wanted[range]);
         }
     }
@@ -261,11 +268,15 @@ fn cells_behind_a_sliding_window() {
         // Far fewer cells than tokens.
         let mut cache = Cells::new(64, 2, window).unwrap();
         let (all, seq) = (prompt(140, 7), cache.open().unwrap());
-        let wanted = alone(&model, kv, &all);
+        let wanted = reference_logits(&model, kv, &all);
         let mut at = 0;
         for (id, take) in (1..).zip([20, 1, 9, 1, 1, 24].into_iter().cycle()) {
             let end = all.len().min(at + take);
-            same("cells", &run(&mut executor, &mut cache, id, &[part(seq, &all[at..end])]), &wanted[at..end]);
+            same(
+                "cells",
+                &run(&mut executor, &mut cache, id, &[row_input(seq, &all[at..end])]),
+                &wanted[at..end],
+            );
             at = end;
             if at == all.len() {
                 break;
@@ -288,9 +299,9 @@ fn rings_in_place_of_rows_behind_a_window() {
         let mut executor = CpuExecutor::new(Arc::clone(&model), limits).unwrap();
         let mut cache = Contiguous::with_rings(256, Rings::new(windows, 24).unwrap());
         let (mut all, seq) = (prompt(150, 9), cache.open().unwrap());
-        let wanted = alone(&model, kv, &all);
+        let wanted = reference_logits(&model, kv, &all);
         let run = |executor: &mut CpuExecutor, cache: &mut Contiguous, id: u64, tokens: &[Token]| {
-            let mut step = step(cache, id, &[part(seq, tokens)]);
+            let mut step = step(cache, id, &[row_input(seq, tokens)]);
             // K and V of a dummy row are not stored, not even in a slot that is in use.
             executor.execute(&mut Step::dummy(1, 0), &[]).unwrap();
             executor.execute(&mut step, &[]).unwrap();
@@ -311,11 +322,15 @@ fn rings_in_place_of_rows_behind_a_window() {
         cache.rewind().unwrap().rewind_to(seq, 126).unwrap();
         all.truncate(126);
         all.extend([5, 6, 7]);
-        same(&about, &run(&mut executor, &mut cache, 90, &all[126..]), &alone(&model, kv, &all)[126..]);
+        same(
+            &about,
+            &run(&mut executor, &mut cache, 90, &all[126..]),
+            &reference_logits(&model, kv, &all)[126..],
+        );
         // A write longer than the rings were made for is rejected.
         let mut other = Contiguous::new(256);
         let seq = other.open().unwrap();
-        let mut long = step(&mut other, 91, &[part(seq, &all[..25])]);
+        let mut long = step(&mut other, 91, &[row_input(seq, &all[..25])]);
         assert!(matches!(executor.execute(&mut long, &[]), Err(StepError::Failed(_))), "{about}");
     }
 }

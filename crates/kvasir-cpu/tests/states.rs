@@ -1,6 +1,6 @@
-//! Hybrid models give the same bits however a sequence is divided into steps, with the states of
-//! every cache, drafts that are accepted or rejected, and prefix hits; and wrong state sections are
-//! refused.
+//! Recurrent models compute bit-identical logits however a sequence is divided into steps: with the
+//! states of every cache kind, accepted and rejected drafts, and prefix hits. The executor rejects
+//! invalid state sections.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, ThreadPool};
@@ -13,7 +13,7 @@ use kvasir_program::Model;
 use kvasir_testkit::Random;
 use std::sync::Arc;
 
-/// Every recurrence, alone and beside mixtures of experts.
+/// Models with every recurrence, with and without a mixture of experts.
 const CASES: [&str; 9] = [
     "qwen3_5",
     "qwen3_5_moe",
@@ -44,30 +44,32 @@ fn cache(kind: CacheKind) -> Box<dyn Cache> {
     build(kind, &CacheConfig { states: Some(STATES), ..CacheConfig::new(512) }).unwrap()
 }
 
-/// One sequence's tokens in a step; the last `drafts` of them are draft tokens.
-struct Part {
+/// What a step computes for one sequence; the last `drafts` tokens are draft tokens.
+struct RowInput {
     seq: SeqId,
     tokens: Vec<Token>,
     drafts: u32,
 }
 
-/// Claims and plans a step in which every token's logits are requested.
-fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
-    let claim =
-        |part: &Part| ClaimRow { drafts: part.drafts, ..ClaimRow::new(part.seq, part.tokens.len() as u32) };
+/// Claims and plans a step that computes the logits of every token.
+fn step(cache: &mut dyn Cache, id: u64, inputs: &[RowInput]) -> Step {
+    let claim = |input: &RowInput| ClaimRow {
+        drafts: input.drafts,
+        ..ClaimRow::new(input.seq, input.tokens.len() as u32)
+    };
     let mut step = Step::default();
-    cache.claim(StepId(id), &parts.iter().map(claim).collect::<Vec<_>>()).unwrap();
+    cache.claim(StepId(id), &inputs.iter().map(claim).collect::<Vec<_>>()).unwrap();
     cache.plan(StepId(id), &mut step.plan).unwrap();
     step.batch = Batch { step: StepId(id), logits: true, ..Batch::default() };
-    for (row, part) in (0..).zip(parts) {
-        let tokens = Span::new(step.batch.tokens.len(), part.tokens.len());
-        step.batch.tokens.extend(&part.tokens);
+    for (row, input) in (0..).zip(inputs) {
+        let tokens = Span::new(step.batch.tokens.len(), input.tokens.len());
+        step.batch.tokens.extend(&input.tokens);
         step.batch.rows.push(BatchRow {
-            seq: part.seq,
+            seq: input.seq,
             kind: RowKind::MultiDecode,
             tokens,
             pool_row: PoolRow(row),
-            drafts: Drafts { count: part.drafts, tree: None },
+            drafts: Drafts { count: input.drafts, tree: None },
             ..BatchRow::default()
         });
     }
@@ -75,28 +77,27 @@ fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
 }
 
 /// Runs a step; returns each token's logits.
-fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Vec<Vec<f32>> {
-    let mut step = step(cache, id, parts);
+fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, inputs: &[RowInput]) -> Vec<Vec<f32>> {
+    let mut step = step(cache, id, inputs);
     executor.execute(&mut step, &[]).unwrap();
     cache.retire(StepId(id)).unwrap();
     step.output.logits.chunks(executor.program().vocab).map(<[f32]>::to_vec).collect()
 }
 
-/// Checks the logits of the last tokens of a sequence against those of the whole sequence in one
-/// step.
-fn check(model: &Arc<CpuModel>, tokens: &[Token], rows: &[Vec<f32>], about: &str) {
+/// Compares the logits of the last tokens with those of the whole sequence in one step.
+fn check_logits(model: &Arc<CpuModel>, tokens: &[Token], rows: &[Vec<f32>], context: &str) {
     let mut cache = cache(CacheKind::Contiguous);
     let seq = cache.open().unwrap();
-    let parts = [Part { seq, tokens: tokens.to_vec(), drafts: 0 }];
-    let expected = run(&mut executor(model, Some(STATES)), &mut *cache, 1, &parts);
+    let inputs = [RowInput { seq, tokens: tokens.to_vec(), drafts: 0 }];
+    let expected = run(&mut executor(model, Some(STATES)), &mut *cache, 1, &inputs);
     let first = tokens.len() - rows.len();
     for (at, row) in rows.iter().enumerate() {
-        assert!(*row == expected[first + at], "{about}: position {}", first + at);
+        assert!(*row == expected[first + at], "{context}: position {}", first + at);
     }
 }
 
 #[test]
-fn every_cache_and_division_gives_the_bits_of_one_step() {
+fn any_division_into_steps_gives_identical_logits_on_every_cache() {
     for (n, case) in CASES.iter().enumerate() {
         let model = model(case, if n % 2 == 0 { Precision::Auto } else { Precision::F32 });
         for &kind in CacheKind::ALL {
@@ -106,19 +107,19 @@ fn every_cache_and_division_gives_the_bits_of_one_step() {
             let seqs: Vec<SeqId> = (0..count).map(|_| cache.open().unwrap()).collect();
             let mut tokens: Vec<Vec<Token>> = vec![Vec::new(); count];
             for id in 1..=8 {
-                let mut parts = Vec::new();
+                let mut inputs = Vec::new();
                 for (seq, tokens) in seqs.iter().zip(&tokens) {
                     let fed: Vec<Token> = (0..random.between(1, 9)).map(|_| random.between(0, 499)).collect();
-                    let most = fed.len() as u32 - u32::from(tokens.is_empty());
-                    let drafts = random.between(0, most.min(STATES.tail_rows));
-                    parts.push(Part { seq: *seq, tokens: fed, drafts });
+                    let max_drafts = fed.len() as u32 - u32::from(tokens.is_empty());
+                    let drafts = random.between(0, max_drafts.min(STATES.tail_rows));
+                    inputs.push(RowInput { seq: *seq, tokens: fed, drafts });
                 }
-                let mut rows = run(&mut executor, &mut *cache, id, &parts).into_iter();
-                for ((seq, tokens), part) in seqs.iter().zip(&mut tokens).zip(&parts) {
-                    tokens.extend(&part.tokens);
-                    let own: Vec<_> = rows.by_ref().take(part.tokens.len()).collect();
-                    check(&model, tokens, &own, &format!("{case} {kind} step {id}"));
-                    let rejected = random.between(0, part.drafts);
+                let mut rows = run(&mut executor, &mut *cache, id, &inputs).into_iter();
+                for ((seq, tokens), input) in seqs.iter().zip(&mut tokens).zip(&inputs) {
+                    tokens.extend(&input.tokens);
+                    let own: Vec<_> = rows.by_ref().take(input.tokens.len()).collect();
+                    check_logits(&model, tokens, &own, &format!("{case} {kind} step {id}"));
+                    let rejected = random.between(0, input.drafts);
                     tokens.truncate(tokens.len() - rejected as usize);
                     if rejected > 0 {
                         cache.rewind().unwrap().rewind_to(*seq, tokens.len() as u32).unwrap();
@@ -137,40 +138,40 @@ fn a_prefix_hit_continues_from_a_checkpoint() {
         let (mut executor, mut cache) = (executor(&model, Some(STATES)), cache(CacheKind::Paged));
         let first: Vec<Token> = text(45, 3).collect();
         let seq = cache.open().unwrap();
-        run(&mut executor, &mut *cache, 1, &[Part { seq, tokens: first.clone(), drafts: 0 }]);
+        run(&mut executor, &mut *cache, 1, &[RowInput { seq, tokens: first.clone(), drafts: 0 }]);
         cache.prefix().unwrap().publish(seq, &first, 45).unwrap();
         cache.close(seq).unwrap();
         let second: Vec<Token> = first[..39].iter().copied().chain(text(10, 4)).collect();
         let seq = cache.open().unwrap();
         let hit = cache.prefix().unwrap().attach(seq, &second, 0, u32::MAX, Lookup::default()).unwrap();
         assert_eq!(hit.tokens, 32, "{case}");
-        let parts = [Part { seq, tokens: second[32..].to_vec(), drafts: 0 }];
-        let rows = run(&mut executor, &mut *cache, 2, &parts);
-        check(&model, &second, &rows, case);
+        let inputs = [RowInput { seq, tokens: second[32..].to_vec(), drafts: 0 }];
+        let rows = run(&mut executor, &mut *cache, 2, &inputs);
+        check_logits(&model, &second, &rows, case);
     }
 }
 
 #[test]
-fn a_wrong_state_section_is_refused_and_the_next_step_runs() {
+fn the_executor_rejects_an_invalid_state_section_and_stays_usable() {
     let model = model("qwen3_5", Precision::F32);
     let (mut executed, mut cache) = (executor(&model, Some(STATES)), cache(CacheKind::Cells));
     let seqs = [cache.open().unwrap(), cache.open().unwrap()];
-    let parts = seqs.map(|seq| Part { seq, tokens: (1..8).collect(), drafts: 0 });
+    let inputs = seqs.map(|seq| RowInput { seq, tokens: (1..8).collect(), drafts: 0 });
     let mut fails = |id: u64, change: &dyn Fn(&mut Step), what: &str| {
-        let mut wrong = step(&mut *cache, id, &parts);
+        let mut wrong = step(&mut *cache, id, &inputs);
         cache.cancel(StepId(id)).unwrap();
         change(&mut wrong);
         let error = executed.execute(&mut wrong, &[]).unwrap_err();
         assert!(matches!(&error, StepError::Failed(why) if why.contains(what)), "{error}");
     };
     fails(1, &|step| step.plan.states.rows[1].to = step.plan.states.rows[0].to, "twice");
-    fails(2, &|step| step.plan.states.rows[0].to = STATES.slots(), "of a pool of 12");
+    fails(2, &|step| step.plan.states.rows[0].to = STATES.slots(), "the pool has 12 slots");
     fails(3, &|step| step.plan.states.reset(), "no state row");
     fails(4, &|step| step.plan.states.rows[0].commit = 6, "commits 6 of 7 queries");
     // Dummy steps have no states and change none.
     executed.execute(&mut Step::dummy(3, 0), &[]).unwrap();
-    let rows = run(&mut executed, &mut *cache, 5, &parts);
-    check(&model, &parts[0].tokens, &rows[..7], "after refusals");
-    let error = executor(&model, None).execute(&mut step(&mut *cache, 6, &parts), &[]).unwrap_err();
+    let rows = run(&mut executed, &mut *cache, 5, &inputs);
+    check_logits(&model, &inputs[0].tokens, &rows[..7], "after invalid steps");
+    let error = executor(&model, None).execute(&mut step(&mut *cache, 6, &inputs), &[]).unwrap_err();
     assert!(error.to_string().contains("no pool of recurrent states"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! How much of a prompt matched cached K/V and why not more, in summaries, admissions and the
-//! outbox: prefix hits, retained sessions, siblings and salts.
+//! `PrefixMatch` in summaries, admissions and the outbox, for prefix hits, retained sessions,
+//! siblings and salts.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
@@ -52,7 +52,7 @@ fn admissions_and_summaries_agree() {
 }
 
 #[test]
-fn a_turn_of_a_session_ends_at_its_new_message() {
+fn session_turns_match_up_to_their_new_message() {
     for kind in KINDS {
         let mut engine = engine(kind, 256);
         let turn = |prompt: &[Token]| {
@@ -69,7 +69,7 @@ fn a_turn_of_a_session_ends_at_its_new_message() {
 }
 
 #[test]
-fn siblings_share_their_whole_prompt() {
+fn siblings_of_the_leader_match_their_whole_prompt() {
     for kind in KINDS {
         let mut engine = engine(kind, 256);
         let prompt: Vec<Token> = (20..60).collect();
@@ -83,7 +83,7 @@ fn siblings_share_their_whole_prompt() {
 }
 
 #[test]
-fn evicted_prompts_and_prompts_of_other_keys_are_told_apart() {
+fn reasons_distinguish_evictions_from_other_keys() {
     for kind in KINDS {
         let mut engine = engine(kind, 64);
         let of_key = |first: Token, key: u64| {
@@ -121,7 +121,7 @@ impl TraceSink for ShortHits {
 }
 
 #[test]
-fn a_trace_of_one_key_has_its_public_reasons() {
+fn a_trace_of_one_key_has_public_reasons_only() {
     for kind in KINDS {
         let (all, own) = (ShortHits::default(), ShortHits::default());
         let mut engine = engine(kind, 256)
@@ -132,7 +132,7 @@ fn a_trace_of_one_key_has_its_public_reasons() {
             (request.params.key, request.params.salt) = (key, key);
             complete(&mut engine, request);
         }
-        // A record is written when the next step is scheduled.
+        // The tracer writes a record when the next step is scheduled.
         complete(&mut engine, request(&[9; 4]));
         let [all, own] = [all, own].map(|sink| sink.0.lock().unwrap().clone());
         assert_eq!(all, [ShortHit::NeverComputed, ShortHit::OtherKey], "{kind}");

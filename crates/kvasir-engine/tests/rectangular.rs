@@ -220,7 +220,7 @@ fn drive(setup: &Setup, planned: &[PlannedRequest]) -> Result<([u64; 4], u64), S
             return Ok((engine.executor().seen, pauses));
         }
     }
-    Err(format!("no end in sight: {:?}", engine.core().record()))
+    Err(format!("requests did not finish: {:?}", engine.core().record()))
 }
 
 /// Compares every completion with that of its request run alone, and the KV pool with its baseline.

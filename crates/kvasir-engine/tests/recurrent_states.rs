@@ -1,6 +1,6 @@
-//! Models with recurrent states on the toy device: limits of live states, checkpoints at marks, what
-//! is refused, and failures of steps that store checkpoints. `tests/toy` and `tests/sessions.rs` run
-//! random workloads.
+//! Models with recurrent states on the toy device: limits of live states, checkpoints at marks,
+//! unsupported operations, and failures of steps that store checkpoints. `tests/toy` and
+//! `tests/sessions.rs` run random workloads.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use kvasir_engine::*;
@@ -36,7 +36,7 @@ fn request(prompt: Vec<Token>, max_tokens: u32) -> Request {
     Request { tag: 1, prompt, params: Params { max_tokens, ignore_eos: true, ..Params::default() } }
 }
 
-/// Completes a request, compares its answer, and returns the number of cached tokens.
+/// Completes a request, checks its answer, and returns the number of cached prompt tokens.
 fn cached(engine: &mut Engine<Toy>, request: Request) -> u32 {
     let expected = SHAPE.alone(&request.prompt, request.params.max_tokens, true);
     let done = complete(engine, request);
@@ -72,7 +72,7 @@ fn a_key_within_its_share_gets_a_live_state() {
         core.add(of_key(1, first), 0).unwrap();
     }
     run(&mut core, &mut toy);
-    assert_eq!(core.counts(), (1, 2), "one key takes both live states");
+    assert_eq!(core.counts(), (1, 2), "one key holds both live states");
     let other = core.add(of_key(2, 400), 0).unwrap();
     let mut tickets = std::collections::VecDeque::from([submit(&mut core, &mut toy)]);
     let mut preempted = core.record().preempted.len();
@@ -87,7 +87,7 @@ fn a_key_within_its_share_gets_a_live_state() {
 
 #[test]
 fn a_turn_computes_only_its_newest_message() {
-    let mut edited = 0;
+    let mut branches = 0;
     for (kind, session, drafts) in [
         (CacheKind::Radix, None, false),
         (CacheKind::Paged, None, true),
@@ -115,10 +115,10 @@ fn a_turn_computes_only_its_newest_message() {
             let prompt = [&history[..end as usize], &tokens(900, 9)].concat();
             let hit = cached(&mut engine, request(prompt, 1));
             assert!(hit >= end.saturating_sub(1) / block * block, "{kind}: {hit} of {end}");
-            edited += 1;
+            branches += 1;
         }
     }
-    assert_eq!(edited, 80);
+    assert_eq!(branches, 80);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn prompts_hit_marks_and_points_of_divergence() {
 }
 
 #[test]
-fn a_passed_mark_is_found_before_the_prompt_is_computed() {
+fn a_computed_mark_is_hit_before_its_prompt_completes() {
     let mut core = core(CacheKind::Radix, STATES);
     let mut long = request(tokens(100, 64), 4);
     long.params.marks = vec![16];
@@ -162,7 +162,8 @@ fn retained_sessions_use_at_most_half_of_the_checkpoints() {
         let retained: Vec<u64> = (1..=9).filter(|n| core.retained_len(SessionId(*n)) > 0).collect();
         assert_eq!(retained, [7, 8, 9], "{kind}");
         let group = core.cache().shape().groups.states().unwrap();
-        assert_eq!(core.cache().usage_of(group).free, STATES.live, "{kind}: they hold no live state");
+        let free = core.cache().usage_of(group).free;
+        assert_eq!(free, STATES.live, "{kind}: retained sessions hold no live state");
         let turn = |session: u32| {
             let answer = SHAPE.alone(&tokens(100 * session, 21), 4, true);
             let mut request = of_session(session);
@@ -174,7 +175,7 @@ fn retained_sessions_use_at_most_half_of_the_checkpoints() {
 }
 
 #[test]
-fn what_recurrent_states_exclude_is_refused() {
+fn recurrent_states_refuse_trees_transfers_and_cuts() {
     struct Trees;
     impl Drafter for Trees {
         fn width(&self) -> u32 {
@@ -192,7 +193,7 @@ fn what_recurrent_states_exclude_is_refused() {
         if !kind.holds_one_sequence() {
             assert_eq!(engine.core().cut_obstacle(), Some(CutObstacle::RecurrentState));
         }
-        let Err(trees) = engine.draft(Box::new(Trees)) else { panic!("{kind} takes trees") };
+        let Err(trees) = engine.draft(Box::new(Trees)) else { panic!("{kind} accepts draft trees") };
         assert!(matches!(trees, CacheError::NoCapability { .. }), "{trees}");
     }
 }
@@ -235,10 +236,10 @@ fn run(core: &mut Core, toy: &mut Toy) {
     commit(core, toy, ticket);
 }
 
-/// The step that feeds the token after accepted drafts stores a checkpoint among the drafts, which are
-/// computed already. If it fails, no request may find that checkpoint.
+/// The step after accepted drafts stores a checkpoint at the position of one of them, although
+/// their K/V is computed already. If that step fails, no request may hit the checkpoint.
 #[test]
-fn checkpoints_of_a_failed_step_are_not_found() {
+fn checkpoints_of_a_failed_step_are_never_hit() {
     let mut core = core(CacheKind::Radix, STATES);
     core.set_spec_steps(3);
     let prompt = tokens(100, 9);

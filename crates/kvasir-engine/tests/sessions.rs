@@ -52,10 +52,10 @@ struct Harness {
     pins: BTreeMap<u64, (Vec<Token>, u64)>,
 }
 
-/// First session id of pins.
-const PINS: u64 = 1 << 32;
+/// The first session id of pinned prefixes.
+const FIRST_PIN: u64 = 1 << 32;
 
-/// A random pool of recurrent states.
+/// A random configuration of recurrent states.
 fn states(random: &mut Random) -> StateConfig {
     StateConfig {
         live: random.between(1, 5),
@@ -162,7 +162,7 @@ impl Harness {
         }
     }
 
-    /// Cuts a range out of a conversation of a recurrent model, which truncates what is retained.
+    /// Cuts a range out of a conversation of a recurrent model, which truncates its retained K/V.
     fn cut(&mut self, key: u64) {
         let conversation = self.conversations.get_mut(&key).unwrap();
         let len = conversation.tokens.len() as u32;
@@ -203,7 +203,7 @@ impl Harness {
         let prompt = conversation.tokens.clone();
         let mut request = Request { tag: key, prompt, params };
         if self.shape.state {
-            let (len, pin) = (request.prompt.len() as u32, PINS + self.pins.len() as u64);
+            let (len, pin) = (request.prompt.len() as u32, FIRST_PIN + self.pins.len() as u64);
             request.params.marks = vec![self.random.between(0, len), len];
             let pinned = self.random.between(1, len);
             if self.random.chance(20) {
@@ -223,7 +223,7 @@ impl Harness {
         self.engine.release_free_memory();
         let evicts = before.iter().zip(retained(&self.engine)).any(|(before, after)| after < *before);
         let admits = !self.engine.core().record().admitted.is_empty();
-        // A pool of checkpoints limits the number of sessions.
+        // The number of checkpoints limits the retained sessions.
         let may_evict = admits || !self.reserves || self.shape.state;
         assert!(!evicts || may_evict, "{}: a step without admissions evicts", self.about);
         assert_eq!(self.engine.executor().violations().first(), None, "{}", self.about);
@@ -264,7 +264,13 @@ impl Harness {
         while self.step(seen) != Turn::Idle {
             turns += 1;
             let core = self.engine.core();
-            assert!(turns < 5000, "{}: no end in sight, {:?} {:?}", self.about, core.counts(), core.record());
+            assert!(
+                turns < 5000,
+                "{}: requests did not finish, {:?} {:?}",
+                self.about,
+                core.counts(),
+                core.record()
+            );
         }
         for (session, len) in &self.reported {
             assert_eq!(

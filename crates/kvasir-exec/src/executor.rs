@@ -49,7 +49,7 @@ impl Step {
         Ok(Some(original))
     }
 
-    /// Appends the drafts of a row that the target has accepted: nodes of its chain or tree, from 1.
+    /// Appends the accepted drafts of a row: nodes of its chain or tree, whose numbers start at 1.
     /// Empty for a row without drafts, and before the step has run.
     pub fn accepted(&self, row: usize, into: &mut Vec<u32>) {
         let (Some(fed), Some(output)) = (self.batch.rows.get(row), self.output.rows.get(row)) else { return };
@@ -121,18 +121,19 @@ pub struct Abilities {
     pub max_tokens: u32,
     /// Size of the token pool, in rows.
     pub pool_rows: u32,
-    /// Batch sizes that it runs best at, in rising order: a decode step is padded to the next of them
-    /// with dummy rows. Empty if all sizes are alike.
+    /// Batch sizes that it runs best at, in rising order: a decode step is padded to the next of
+    /// them with dummy rows. Empty if all sizes are alike.
     pub batch_sizes: Vec<u32>,
     /// Whether it computes rectangles: a step of the `rectangular` policy then comes with its dummy
     /// blocks and dummy tokens. Other executors get rows as long as they are.
     pub rectangles: bool,
-    /// Whether it keeps the states of recurrent layers, as the plan's state section says.
+    /// Whether it has a pool of recurrent states and reads the plan's state section.
     pub states: bool,
 }
 
 impl Abilities {
-    /// An executor that accepts every kind of plan, keeps recurrent states and has no static shapes.
+    /// An executor that accepts every kind of plan, has a pool of recurrent states and no static
+    /// shapes.
     pub const fn all(depth: u32, max_tokens: u32, pool_rows: u32) -> Self {
         let plans = &[PlanKind::Contiguous, PlanKind::Ragged, PlanKind::Explicit];
         let batch_sizes = Vec::new();
@@ -169,8 +170,8 @@ pub struct SequenceSpec {
     pub final_len: u32,
     /// Position of the first token of token type 1 (the second text of a pair); 0 if there is none.
     pub second_text_start: u32,
-    /// Positions before all tokens that it will be fed that belong to no token of it: a range was cut
-    /// out of its session. Position `p` is that of its token `p - skipped`.
+    /// Positions before all tokens that it will be fed that belong to no token of it: a range was
+    /// cut out of its session. Position `p` is that of its token `p - skipped`.
     pub skipped: u32,
     /// Number of tokens that context shifts have dropped after the first `kept`. All later tokens
     /// have positions lower by this number.
@@ -250,9 +251,9 @@ pub trait Executor {
     /// On success the output has one entry per row of the batch. On failure it says nothing, and
     /// the K and V that the step should have written are unspecified; later steps go on.
     fn wait(&mut self, pending: Self::Pending) -> (Box<Step>, Result<(), StepError>);
-    /// Returns the memory of free slots to the system, as far as whole pages hold nothing else. Every
-    /// slot is written again before it is read, and no step in flight names one. The default keeps
-    /// the memory.
+    /// Returns the memory of free slots to the system, as far as whole pages hold nothing else.
+    /// Every slot is written again before it is read, and no step in flight names one. The default
+    /// keeps the memory.
     fn release(&mut self, slots: &[Range<Slot>]) {
         let _ = slots;
     }

@@ -85,8 +85,8 @@
 //! `background.rs` runs an executor on its own thread. `ranks.rs` defines all-reduce and all-gather
 //! for tensor parallelism. `experts.rs` defines dispatch and combine for expert parallelism.
 //! `ranked.rs` keeps the executor of a rank, or of an expert-parallel replica, in lockstep with the
-//! others. `whole_sequences.rs` validates the steps of encoders, `state_rows.rs` those of models with
-//! recurrent layers.
+//! others. `whole_sequences.rs` validates the steps of encoders, `state_rows.rs` those of models
+//! with recurrent layers.
 //!
 //! Plain data with opaque ids. No scheduling decision is taken here, and nothing here knows a
 //! request, a policy or a kernel.
@@ -118,4 +118,4 @@ pub use crate::padding::Padding;
 pub use crate::ranked::{RankControl, RankExecutor};
 pub use crate::ranks::{AllGatherBuffers, Ranks, ThreadRank};
 pub use crate::sampler_row::{DrawnDrafts, SamplerRow, SamplerRows};
-pub use crate::state_rows::StateRows;
+pub use crate::state_rows::StateRowValidator;

@@ -1,68 +1,69 @@
-//! [`StateRows`]: validation of the state rows of steps, for executors with a pool of recurrent
-//! states.
+//! [`StateRowValidator`]: validation of the state rows of steps, for executors with a pool of
+//! recurrent states.
 //!
-//! A step passes if, in every row that is no dummy:
+//! A step is valid if the following holds for every row except dummy rows:
 //!
-//! - `from`, `to`, the tail and the slots of saves are in the pool, and `replay` and the draft tokens
-//!   fit a tail;
+//! - `from`, `to`, the tail and the slots of saves are in the pool, and a tail has room for the
+//!   `replay` tokens and for the draft tokens;
 //! - `replay <= commit <= inputs`, the inputs after `commit` are the row's drafts, and they form a
 //!   chain;
-//! - saves increase and lie within `1 ..= commit`;
+//! - the saves' input counts (`after`) increase and lie within `1 ..= commit`;
 //! - the inputs have consecutive positions, from 0 on if the row starts from the initial state;
-//! - no other row reads or writes what it writes, and none of its saves overwrites another slot of
-//!   the row.
+//! - no other row reads or writes a slot that the row writes, and none of its saves overwrites
+//!   another slot of the row.
 //!
-//! Rows of dummies must be empty, and a step of dummies alone may have no state rows.
+//! The state rows of dummy rows have the default value. A step of dummy rows alone may omit its
+//! state rows.
 
 use crate::batch::{Batch, BatchRow, RowKind};
 use crate::executor::{Step, StepError};
 use kvasir_kv::{PlanRow, PoolId, Position, Slot, StateConfig, StateRow, StateSave};
 
-/// Validates state rows; keeps its scratch memory from step to step.
+/// Reuses its scratch memory between steps.
 #[derive(Clone, Debug)]
-pub struct StateRows {
+pub struct StateRowValidator {
     config: StateConfig,
-    /// Every slot that a step writes, with the row.
+    /// Every slot that the step writes, with the index of its row.
     written: Vec<(Slot, usize)>,
     tails: Vec<Slot>,
 }
 
-impl StateRows {
+impl StateRowValidator {
     /// Validates against a pool of this size.
     pub fn new(config: StateConfig) -> Self {
         Self { config, written: Vec::new(), tails: Vec::new() }
     }
 
-    /// Checks the state rows of a step that [`Step::check_sizes`] has passed. Linear in the rows and
-    /// saves, but for sorting them.
+    /// Checks the state rows of a step that passed [`Step::check_sizes`]. Takes O(n log n) time for
+    /// n rows and saves.
     pub fn check(&mut self, step: &Step) -> Result<(), StepError> {
         let (batch, plan) = (&step.batch, &step.plan);
         let states = &plan.states;
         if states.is_empty() {
             return match batch.rows.iter().find(|row| row.kind != RowKind::Dummy) {
-                Some(row) => refused(row, "has no state row"),
+                Some(row) => invalid(row, "has no state row"),
                 None => Ok(()),
             };
         }
         if states.rows.len() != batch.rows.len() {
             let (rows, states) = (batch.rows.len(), states.rows.len());
-            return Err(StepError::Failed(format!("plan of {states} state rows for {rows} rows")));
+            return Err(StepError::Failed(format!("plan has {states} state rows for {rows} batch rows")));
         }
         self.written.clear();
         self.tails.clear();
-        for (at, (row, planned)) in batch.rows.iter().zip(&plan.rows).enumerate() {
+        for (at, (row, plan_row)) in batch.rows.iter().zip(&plan.rows).enumerate() {
             let state = &states.rows[at];
             let Some(saves) = states.saves.get(state.saves.range()) else {
-                return refused(row, "names saves that the plan lacks");
+                return invalid(row, "has saves beyond the list of the plan");
             };
             if row.kind == RowKind::Dummy {
                 if *state == StateRow::default() {
                     continue;
                 }
-                return refused(row, "is a dummy with a state");
+                return invalid(row, "has a state, but its batch row is a dummy");
             }
-            self.check_row(row, planned, state, saves)?;
-            let positions = &plan.positions[planned.queries.range()][state.skip as usize..];
+            self.check_row(row, plan_row, state, saves)?;
+            let positions = &plan.positions[plan_row.queries.range()][state.skip as usize..];
             check_positions(row, state, positions)?;
             self.written.extend((state.commit > 0).then_some((state.to, at)));
             self.written.extend(saves.iter().map(|save| (save.slot, at)));
@@ -75,35 +76,35 @@ impl StateRows {
     fn check_row(
         &self,
         row: &BatchRow,
-        planned: &PlanRow,
+        plan_row: &PlanRow,
         state: &StateRow,
         saves: &[StateSave],
     ) -> Result<(), StepError> {
         let StateConfig { live, tail_rows, .. } = self.config;
         let slots = self.config.slots();
         if let Some((pool, _)) = state.from.filter(|(pool, _)| *pool != PoolId(0)) {
-            return refused(row, &format!("reads state pool {}, which is not attached", pool.0));
+            return invalid(row, &format!("reads state pool {}, which is not attached", pool.0));
         }
         let from = state.from.map(|(_, slot)| slot);
         let to = (state.commit > 0).then_some(state.to);
         if let Some(slot) =
             from.into_iter().chain(to).chain(saves.iter().map(|save| save.slot)).find(|slot| *slot >= slots)
         {
-            return refused(row, &format!("names state slot {slot} of a pool of {slots}"));
+            return invalid(row, &format!("has state slot {slot}, but the pool has {slots} slots"));
         }
         if state.tail >= live {
-            return refused(row, &format!("names tail {} of a pool of {live}", state.tail));
+            return invalid(row, &format!("has tail {}, but the pool has {live} tails", state.tail));
         }
         if row.drafts.tree.is_some() {
-            return refused(row, "has a draft tree, which recurrent layers cannot verify");
+            return invalid(row, "has a draft tree, which recurrent layers cannot verify");
         }
-        let queries = planned.queries.len.checked_sub(state.skip);
+        let queries = plan_row.queries.len.checked_sub(state.skip);
         let inputs = queries.and_then(|queries| queries.checked_add(state.replay));
         let drafts = inputs.and_then(|inputs| inputs.checked_sub(state.commit));
         if drafts != Some(row.drafts.count) || state.replay > state.commit {
             let StateRow { skip, replay, commit, .. } = state;
-            let (count, drafts) = (planned.queries.len, row.drafts.count);
-            return refused(
+            let (count, drafts) = (plan_row.queries.len, row.drafts.count);
+            return invalid(
                 row,
                 &format!(
                     "skips {skip}, replays {replay} and commits {commit} of {count} queries with {drafts} drafts"
@@ -111,28 +112,28 @@ impl StateRows {
             );
         }
         if state.replay.max(row.drafts.count) > tail_rows {
-            return refused(
+            return invalid(
                 row,
                 &format!(
-                    "has {} replayed and {} draft tokens for a tail of {tail_rows}",
+                    "has {} replayed and {} draft tokens, but a tail has {tail_rows} rows",
                     state.replay, row.drafts.count
                 ),
             );
         }
         let is_increasing = saves.is_sorted_by(|a, b| a.after < b.after);
         if !is_increasing || saves.iter().any(|save| !(1..=state.commit).contains(&save.after)) {
-            return refused(
+            return invalid(
                 row,
-                &format!("has saves out of order or beyond the {} committed inputs", state.commit),
+                &format!("has saves out of order or outside the {} committed inputs", state.commit),
             );
         }
         if saves.iter().any(|save| Some(save.slot) == from) {
-            return refused(row, "saves a checkpoint to the slot that it reads");
+            return invalid(row, "saves a checkpoint to the slot that it reads");
         }
         Ok(())
     }
 
-    /// Checks that no row reads or writes a slot or tail that another one writes.
+    /// Checks that no row reads or writes a slot or tail that another row writes.
     fn check_conflicts(&mut self, batch: &Batch, rows: &[StateRow]) -> Result<(), StepError> {
         self.tails.sort_unstable();
         if let Some(pair) = self.tails.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -146,7 +147,7 @@ impl StateRows {
             let Some((_, from)) = row.from else { continue };
             let writer = self.written.binary_search_by_key(&from, |(slot, _)| *slot);
             if writer.is_ok_and(|writer| self.written[writer].1 != at) {
-                return refused(
+                return invalid(
                     &batch.rows[at],
                     &format!("reads state slot {from}, which another row writes"),
                 );
@@ -156,20 +157,20 @@ impl StateRows {
     }
 }
 
-/// Checks that the queries that are inputs continue one another, and that a row that starts from
-/// the initial state begins at position 0.
+/// Checks that the queries after the skipped ones have consecutive positions, and that a row that
+/// starts from the initial state starts at position 0.
 fn check_positions(row: &BatchRow, state: &StateRow, positions: &[Position]) -> Result<(), StepError> {
     if !positions.is_sorted_by(|a, b| a.checked_add(1) == Some(*b)) {
-        return refused(row, "feeds positions that are not consecutive");
+        return invalid(row, "has positions that are not consecutive");
     }
-    let begins = state.replay == 0 && positions.first().is_none_or(|first| *first == 0);
-    if state.from.is_none() && !begins {
-        return refused(row, "starts from the initial state, but not at position 0");
+    let starts_at_zero = state.replay == 0 && positions.first().is_none_or(|first| *first == 0);
+    if state.from.is_none() && !starts_at_zero {
+        return invalid(row, "starts from the initial state, but not at position 0");
     }
     Ok(())
 }
 
-fn refused<T>(row: &BatchRow, why: &str) -> Result<T, StepError> {
+fn invalid<T>(row: &BatchRow, why: &str) -> Result<T, StepError> {
     Err(StepError::Failed(format!("the state row of request {} {why}", row.request)))
 }
 
@@ -203,11 +204,11 @@ mod tests {
     }
 
     fn check(step: &Step) -> Result<(), StepError> {
-        StateRows::new(CONFIG).check(step)
+        StateRowValidator::new(CONFIG).check(step)
     }
 
     #[test]
-    fn rows_with_saves_replays_and_drafts_pass() {
+    fn rows_with_saves_replays_and_drafts_are_valid() {
         assert_eq!(check(&step()), Ok(()));
         let mut fork = step();
         fork.plan.states.rows[0].from = Some((PoolId(0), 3));
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn inconsistent_rows_are_refused() {
+    fn inconsistent_rows_are_rejected() {
         let fails = |change: &dyn Fn(&mut StateSection, &mut Step), what: &str| {
             let mut step = step();
             let mut states = std::mem::take(&mut step.plan.states);
@@ -226,12 +227,12 @@ mod tests {
             assert!(error.contains(what), "{what}: {error}");
         };
         fails(&|states, _| states.rows.clear(), "no state row");
-        fails(&|states, _| states.rows.truncate(1), "plan of 1 state rows");
-        fails(&|states, _| states.rows[0].to = 4, "slot 4 of a pool of 4");
+        fails(&|states, _| states.rows.truncate(1), "plan has 1 state rows");
+        fails(&|states, _| states.rows[0].to = 4, "slot 4, but the pool has 4 slots");
         fails(&|states, _| states.rows[0].from = Some((PoolId(0), 9)), "slot 9");
         fails(&|states, _| states.rows[0].from = Some((PoolId(3), 0)), "pool 3");
         fails(&|states, _| states.saves[0].slot = 4, "slot 4");
-        fails(&|states, _| states.saves.clear(), "saves that the plan lacks");
+        fails(&|states, _| states.saves.clear(), "saves beyond the list");
         fails(&|states, _| states.rows[1].tail = 2, "tail 2");
         fails(&|states, _| states.rows[1].tail = 0, "tail 0");
         fails(&|states, _| states.rows[1].to = 0, "slot 0 twice");
@@ -254,9 +255,10 @@ mod tests {
         fails(&|_, step| step.plan.positions[6] = 8, "not consecutive");
         fails(&|_, step| (0..4).for_each(|at| step.plan.positions[at] += 1), "not at position 0");
         fails(&|_, step| step.batch.rows[0].kind = RowKind::Dummy, "dummy");
-        let mut deep = step();
-        deep.plan.states.rows[1] = StateRow { replay: 4, commit: 5, ..deep.plan.states.rows[1] };
-        assert!(check(&deep).unwrap_err().to_string().contains("tail of 3"));
+        let mut long_replay = step();
+        let row = long_replay.plan.states.rows[1];
+        long_replay.plan.states.rows[1] = StateRow { replay: 4, commit: 5, ..row };
+        assert!(check(&long_replay).unwrap_err().to_string().contains("a tail has 3 rows"));
     }
 
     #[test]

@@ -170,8 +170,8 @@ impl OpenRequest {
         Some(placement)
     }
 
-    /// Sets the caller's tag in the summary of its last run, and the prefix hit and admission time
-    /// of its first.
+    /// In the summary of the last run, sets the caller's tag, and the prefix hit and admission time
+    /// of the first run.
     pub(crate) fn complete(&self, summary: &mut Summary) {
         summary.tag = self.tag();
         if self.was_moved {

@@ -210,8 +210,8 @@ fn admitting<I: Index>(name: &str, mut cache: BlockCache<I>, hit: bool, peer: Op
     line(&what, (times[0], times[times.len() / 2]), peer);
 }
 
-/// A new prompt of 8192 tokens in a full cache: its claim, which evicts as many tokens, and its
-/// publication.
+/// Measures the claim and the publication of a new prompt of 8192 tokens in a full cache, where the
+/// claim evicts as many tokens.
 fn replacing<I: Index>(name: &str, mut cache: BlockCache<I>, salt: u64) {
     let (mut claims, mut publications) = (Vec::new(), Vec::new());
     for n in 0..200 {

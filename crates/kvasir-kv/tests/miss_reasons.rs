@@ -1,5 +1,5 @@
-//! The reason of each short prefix-cache hit, against a model that knows every prefix that was ever
-//! published, and asks the cache which prefixes of other tenants it still finds.
+//! Compares the reason of each short prefix-cache hit with a reference: the set of all prefixes
+//! that were ever published, and lookups of the prefix under the salts of other tenants.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ fn compute(cache: &mut dyn Cache, step: &mut u64, prompt: &[Token], salt: u64, c
     cache.close(seq).unwrap();
 }
 
-/// A cache under random requests, and all prefixes that it has ever published.
+/// A cache that runs random requests, and all prefixes that it has published.
 struct Simulation<I: Index> {
     cache: BlockCache<I>,
     block: usize,
@@ -90,7 +90,8 @@ fn run_seeds<I: Index>(new: fn(BlockConfig) -> BlockCache<I>) {
     let mut seen = [0; ShortHit::ALL.len()];
     for seed in 1..=300 {
         let block_size = 1 + (seed % 4) as u32;
-        // The pool is small, so claims evict; and the history covers all evictions of a run.
+        // The pool is small enough that claims evict, and large enough that the history covers all
+        // evictions of a run.
         let config = BlockConfig { block_size, blocks: 600 / block_size, ..BlockConfig::default() };
         let run = std::panic::catch_unwind(|| {
             let (cache, block) = (new(config), block_size as usize);
@@ -108,23 +109,23 @@ fn run_seeds<I: Index>(new: fn(BlockConfig) -> BlockCache<I>) {
 }
 
 #[test]
-fn paged_hits_name_the_reason_why_they_are_short() {
+fn paged_short_hits_report_their_reason() {
     run_seeds(|config| Paged::new(config).unwrap());
 }
 
 #[test]
-fn radix_hits_name_the_reason_why_they_are_short() {
+fn radix_short_hits_report_their_reason() {
     run_seeds(|config| Radix::new(config).unwrap());
 }
 
-/// A cache with recurrent states and these numbers of checkpoints.
+/// A cache with recurrent states and `checkpoints` checkpoints.
 fn hybrid(kind: CacheKind, checkpoints: u32) -> Box<dyn Cache> {
     let states = StateConfig { live: 2, checkpoints, tail_rows: 0, interval: 0 };
     build(kind, &CacheConfig { states: Some(states), ..CacheConfig::new(400) }).unwrap()
 }
 
 #[test]
-fn hybrid_hits_say_whether_a_checkpoint_was_stored_or_evicted() {
+fn hybrid_hits_distinguish_absent_from_evicted_checkpoints() {
     for kind in [CacheKind::Paged, CacheKind::Radix] {
         let prompt = |first: Token, len: usize| [vec![first; 32], vec![7; len - 32]].concat();
         let mut step = 0;
@@ -138,7 +139,7 @@ fn hybrid_hits_say_whether_a_checkpoint_was_stored_or_evicted() {
         compute(&mut *cache, &mut step, &diverging, 0, 65);
         let hit = cache.prefix().unwrap().lookup(&diverging, 0);
         assert_eq!((hit.tokens, hit.matched, hit.short), (64, 64, None), "{kind}");
-        // With one checkpoint, that of a longer prompt displaces the older one.
+        // With one checkpoint slot, the checkpoint of the longer prompt evicts the older one.
         let mut cache = hybrid(kind, 1);
         compute(&mut *cache, &mut step, &prompt(1, 48), 0, 48);
         compute(&mut *cache, &mut step, &prompt(2, 320), 0, 320);

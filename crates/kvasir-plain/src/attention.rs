@@ -1,9 +1,10 @@
 //! Reference attention: softmax(Q K^T * scale) V per query, with GQA, MLA, soft-capping and sinks;
-//! and the top-k indexer, over entries or pools of entries.
+//! and the top-k indexer, over single entries or pools of entries (`KeyPool`).
 //!
-//! Scores of all entries that a row reads are materialized, in order of position, and those that the
-//! query does not see are masked to −∞. The order of the reduction therefore depends on positions
-//! only, not on slots; and a masked entry adds an exact zero, so that dummy blocks change no bit.
+//! Scores of all entries that a row reads are materialized, in order of position, and those that
+//! the query does not see are masked to −∞. The order of the reduction therefore depends on
+//! positions only, not on slots; and a masked entry adds an exact zero, so that dummy blocks change
+//! no bit.
 
 use crate::mask::Reads;
 use crate::math::{add_scaled, dot, largest, softmax};
@@ -33,7 +34,7 @@ pub(crate) struct Attention<'a> {
     pub(crate) scale: f32,
     pub(crate) soft_cap: Option<f32>,
     pub(crate) sinks: Option<&'a [f32]>,
-    pub(crate) pools: Pools<'a>,
+    pub(crate) kv_pools: Pools<'a>,
 }
 
 impl Attention<'_> {
@@ -48,7 +49,7 @@ impl Attention<'_> {
         for (head, (q, out)) in heads {
             let kv_head = head / shared;
             let score = |((pool, slot, _), is_visible): (&(PoolId, Slot, Position), &bool)| {
-                let key = self.pools.row(self.layer, Part::Key, (*pool, *slot));
+                let key = self.kv_pools.row(self.layer, Part::Key, (*pool, *slot));
                 let score = dot(q, &key[kv_head * key_dim..][..key_dim]) * self.scale;
                 let score = self.soft_cap.map_or(score, |cap| cap * (score / cap).tanh());
                 if *is_visible { score } else { f32::NEG_INFINITY }
@@ -58,7 +59,7 @@ impl Attention<'_> {
             out.fill(0.0);
             for ((pool, slot, _), weight) in reads.entries.iter().zip(weights) {
                 let (part, dim) = if value_in_key { (Part::Key, key_dim) } else { (Part::Value, value_dim) };
-                let values = self.pools.row(self.layer, part, (*pool, *slot));
+                let values = self.kv_pools.row(self.layer, part, (*pool, *slot));
                 // A weight of zero adds nothing, even where a masked value is not finite.
                 if weight != 0.0 {
                     add_scaled(out, weight, &values[kv_head * dim..][..value_dim]);
@@ -68,33 +69,35 @@ impl Attention<'_> {
     }
 }
 
-/// The indexer of one layer.
+/// The sparse-attention indexer of one layer.
 pub(crate) struct Indexer<'a> {
     pub(crate) layer: LayerId,
     pub(crate) top_k: usize,
-    /// How entries are pooled, if they are.
-    pub(crate) pool: Option<GatedPool<'a>>,
-    pub(crate) pools: Pools<'a>,
+    /// How keys are pooled; `None` if each entry is scored by itself.
+    pub(crate) pool: Option<GatedKeyPool<'a>>,
+    pub(crate) kv_pools: Pools<'a>,
 }
 
-/// Pools of `size` entries, and the biases of their gates by position in the pool.
+/// Size of key pools, in entries, and the biases of their gates, [size, key width].
 #[derive(Clone, Copy)]
-pub(crate) struct GatedPool<'a> {
+pub(crate) struct GatedKeyPool<'a> {
     pub(crate) size: usize,
     pub(crate) gate_bias: &'a [f32],
 }
 
 impl Indexer<'_> {
-    /// The selection for one query: the `top_k` visible entries with the highest scores, or the
-    /// entries of that many pools and those after the last complete pool, in order of position.
+    /// Selects the entries that one query attends to, in order of position.
+    ///
+    /// Without pools: the `top_k` visible entries with the highest scores. With pools: the entries
+    /// of the `top_k / size` best complete pools, and all visible entries of incomplete pools.
     pub(crate) fn select(&self, reads: &Reads, visible: &[u32], q: &[f32], weights: &[f32]) -> Vec<u32> {
         let size = self.pool.map_or(1, |pool| pool.size);
-        let number = |entry: u32| reads.entries[entry as usize].2 as usize / size;
+        let pool_index = |entry: u32| reads.entries[entry as usize].2 as usize / size;
         let candidates: Vec<&[u32]> = match self.pool {
             None => visible.chunks(1).collect(),
-            Some(_) => visible.chunk_by(|a, b| number(*a) == number(*b)).collect(),
+            Some(_) => visible.chunk_by(|a, b| pool_index(*a) == pool_index(*b)).collect(),
         };
-        let (complete, rest): (Vec<&[u32]>, Vec<&[u32]>) =
+        let (complete, incomplete): (Vec<&[u32]>, Vec<&[u32]>) =
             candidates.into_iter().partition(|entries| entries.len() == size);
         let scores: Vec<f32> = complete
             .iter()
@@ -105,19 +108,19 @@ impl Indexer<'_> {
             })
             .collect();
         let best = largest(&scores, self.top_k / size);
-        let chosen = best.into_iter().map(|place| complete[place as usize]);
-        let mut entries: Vec<u32> = chosen.chain(rest).flatten().copied().collect();
+        let chosen = best.into_iter().map(|index| complete[index as usize]);
+        let mut entries: Vec<u32> = chosen.chain(incomplete).flatten().copied().collect();
         entries.sort_unstable();
         entries
     }
 
-    /// The key of an entry or of a complete pool.
+    /// The key of a single entry, or the gated sum of the keys of a complete pool.
     fn key(&self, reads: &Reads, entries: &[u32]) -> Cow<'_, [f32]> {
         let row = |entry: u32| {
             let (pool, slot, _) = reads.entries[entry as usize];
-            self.pools.row(self.layer, Part::Index, (pool, slot))
+            self.kv_pools.row(self.layer, Part::Index, (pool, slot))
         };
-        let Some(GatedPool { size, gate_bias }) = self.pool else { return row(entries[0]).into() };
+        let Some(GatedKeyPool { size, gate_bias }) = self.pool else { return row(entries[0]).into() };
         let dim = gate_bias.len() / size;
         let rows: Vec<&[f32]> = entries.iter().map(|entry| row(*entry)).collect();
         let channel = |channel: usize| {

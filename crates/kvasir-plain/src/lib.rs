@@ -2,15 +2,14 @@
 //! tested against.
 //!
 //! [`PlainModel::load`] dequantizes a checkpoint's weights to f32; a [`PlainExecutor`] runs steps
-//! over a KV pool and a
-//! state pool of its own. Attention materializes scores and a mask per query. The mask is built
-//! from positions alone, so that a cache's plan is checked instead of trusted. Explicit masks of a
-//! plan narrow it further.
+//! over its own KV pool and state pool. Attention materializes scores and a mask per query. The
+//! mask is built from positions alone, so that a cache's plan is checked instead of trusted.
+//! Explicit masks of a plan narrow it further.
 //!
 //! Invariant: it stays simple. No threads, no fused ops, no online softmax, no path that only some
 //! plans take.
 //!
-//! Recurrent states are read and written as the plan's state section says (`recurrent_rows.rs`).
+//! `recurrent_rows.rs` reads and writes recurrent states according to the plan's state section.
 //!
 //! Guarded by `tests/checkpoints.rs` (recorded logits) and `tests/plans.rs` (every cache gives the
 //! same bits).

@@ -6,8 +6,9 @@
 //! `(s0 + s1) + (s2 + s3)`. A decay is a rounded product, an update one fused multiply-add. So
 //! results do not depend on how a sequence is divided into steps.
 //!
-//! An *input* is what changes the state: the operands that a tail row stores, in the order of
-//! `StateLayout`. The operand that only the result depends on, q or C, is the *reader*.
+//! The *input* of a token is the row of the operands that update the state, in the order of
+//! `StateLayout`; a tail row stores it. The *readout operand*, q or C, affects the result but not
+//! the state.
 
 use crate::math::sigmoid;
 use crate::weights::Weights;
@@ -27,31 +28,32 @@ pub(crate) enum Recurrence<'a> {
 /// The operands of a recurrent op.
 pub(crate) struct RecurrentOperands {
     pub(crate) state: StateId,
-    /// The parts of an input.
+    /// The operands whose rows form an input, in order.
     pub(crate) inputs: Vec<ValueId>,
-    pub(crate) reader: Option<ValueId>,
+    /// q or C; `None` for a convolution.
+    pub(crate) readout: Option<ValueId>,
 }
 
 impl RecurrentOperands {
     /// `None` for other ops.
     pub(crate) fn of(op: &Op) -> Option<Self> {
         Some(match op {
-            Op::ShortConv { x, state, .. } => Self { state: *state, inputs: vec![*x], reader: None },
+            Op::ShortConv { x, state, .. } => Self { state: *state, inputs: vec![*x], readout: None },
             Op::GatedDelta { q, k, v, decay, beta, state, .. } => {
-                Self { state: *state, inputs: vec![*k, *v, *decay, *beta], reader: Some(*q) }
+                Self { state: *state, inputs: vec![*k, *v, *decay, *beta], readout: Some(*q) }
             }
             Op::SelectiveScan { x, b, c, dt, state, .. } => {
-                Self { state: *state, inputs: vec![*x, *b, *dt], reader: Some(*c) }
+                Self { state: *state, inputs: vec![*x, *b, *dt], readout: Some(*c) }
             }
             _ => return None,
         })
     }
 }
 
-/// Where the result of one token goes, and what it reads the state with.
-pub(crate) struct Reading<'a> {
+/// Operand and destination of one token's result.
+pub(crate) struct Readout<'a> {
     /// q or C of the token; empty for a convolution.
-    pub(crate) reader: &'a [f32],
+    pub(crate) operand: &'a [f32],
     pub(crate) y: &'a mut [f32],
 }
 
@@ -74,11 +76,12 @@ impl<'a> Recurrence<'a> {
         })
     }
 
-    /// Applies one input to a state. A replayed input has no reading.
-    pub(crate) fn advance(&self, input: &[f32], state: &mut [f32], reading: Option<Reading<'_>>) {
+    /// Applies one input to a state and computes the token's result. A replayed input has no
+    /// readout.
+    pub(crate) fn apply(&self, input: &[f32], state: &mut [f32], mut readout: Option<Readout<'_>>) {
         match *self {
             Self::ShortConv { weight, bias, kernel, silu } => {
-                if let Some(Reading { y, .. }) = reading {
+                if let Some(Readout { y, .. }) = readout {
                     convolve(state, input, weight, bias, kernel, y);
                     if silu {
                         y.iter_mut().for_each(|y| *y *= sigmoid(*y));
@@ -93,18 +96,17 @@ impl<'a> Recurrence<'a> {
             }
             Self::GatedDelta { form, decay, dt_bias } => {
                 let input = DeltaInput::of(form, input);
-                let reading = &mut { reading };
                 for head in 0..form.value_heads {
-                    input.advance_head(form, head, (decay[head], dt_bias), state, reading.as_mut());
+                    let weights = DeltaWeights { decay: decay[head], dt_bias };
+                    input.apply_to_head(form, head, weights, state, readout.as_mut());
                 }
             }
             Self::SelectiveScan { form, decay, dt_bias, skip } => {
                 let input = ScanInput::of(form, input);
-                let reading = &mut { reading };
                 for head in 0..form.heads {
                     let weights =
                         ScanWeights { decay: decay[head], dt_bias: dt_bias[head], skip: skip[head] };
-                    input.advance_head(form, head, weights, state, reading.as_mut());
+                    input.apply_to_head(form, head, weights, state, readout.as_mut());
                 }
             }
         }
@@ -129,12 +131,19 @@ fn convolve(
     }
 }
 
-/// The parts of an input of a gated delta rule.
+/// The operands in an input of a gated delta rule.
 struct DeltaInput<'a> {
     k: &'a [f32],
     v: &'a [f32],
     decay: &'a [f32],
     beta: &'a [f32],
+}
+
+/// Decay weight of one value head, and the decay biases of all heads.
+#[derive(Clone, Copy)]
+struct DeltaWeights<'a> {
+    decay: f32,
+    dt_bias: &'a [f32],
 }
 
 impl<'a> DeltaInput<'a> {
@@ -145,22 +154,21 @@ impl<'a> DeltaInput<'a> {
         Self { k, v, decay, beta }
     }
 
-    /// Applies the input to the state of one value head. Given are its decay weight and the decay
-    /// biases of all heads.
-    fn advance_head(
+    /// Applies the input to the state of one value head.
+    fn apply_to_head(
         &self,
         form: &DeltaForm,
         head: usize,
-        (decay, dt_bias): (f32, &[f32]),
+        weights: DeltaWeights<'_>,
         state: &mut [f32],
-        reading: Option<&mut Reading<'_>>,
+        readout: Option<&mut Readout<'_>>,
     ) {
         let size = form.key_dim * form.value_dim;
         let state = &mut state[head * size..][..size];
         let key = form.key_head(head) * form.key_dim;
         let k = l2_normalize(&self.k[key..][..form.key_dim]);
         let beta = sigmoid(self.beta[head]);
-        let factors = decay_factors(self.decay, dt_bias, form, head, form.decay_rate.of(decay));
+        let factors = decay_factors(self.decay, weights, form, head);
         for (row, factor) in state.chunks_exact_mut(form.value_dim).zip(factors) {
             row.iter_mut().for_each(|s| *s *= factor);
         }
@@ -170,8 +178,8 @@ impl<'a> DeltaInput<'a> {
             let cells = state.iter_mut().skip(j).step_by(form.value_dim);
             cells.zip(&k).for_each(|(s, k)| *s = k.mul_add(delta, *s));
         }
-        if let Some(Reading { reader, y }) = reading {
-            let mut q = l2_normalize(&reader[key..][..form.key_dim]);
+        if let Some(Readout { operand, y }) = readout {
+            let mut q = l2_normalize(&operand[key..][..form.key_dim]);
             let scale = (form.key_dim as f32).sqrt();
             q.iter_mut().for_each(|q| *q /= scale);
             let y = &mut y[head * form.value_dim..][..form.value_dim];
@@ -181,7 +189,9 @@ impl<'a> DeltaInput<'a> {
 }
 
 /// The decay of each row of a value head's state: `exp(g)`.
-fn decay_factors(x: &[f32], dt_bias: &[f32], form: &DeltaForm, head: usize, rate: f32) -> Vec<f32> {
+fn decay_factors(x: &[f32], weights: DeltaWeights<'_>, form: &DeltaForm, head: usize) -> Vec<f32> {
+    let DeltaWeights { decay, dt_bias } = weights;
+    let rate = form.decay_rate.of(decay);
     let unbounded = |at: usize| (rate * softplus(x[at] + dt_bias[at])).exp();
     let channels = head * form.key_dim..(head + 1) * form.key_dim;
     match form.gate {
@@ -194,7 +204,7 @@ fn decay_factors(x: &[f32], dt_bias: &[f32], form: &DeltaForm, head: usize, rate
     }
 }
 
-/// The parts of an input of a selective scan.
+/// The operands in an input of a selective scan.
 struct ScanInput<'a> {
     x: &'a [f32],
     b: &'a [f32],
@@ -217,13 +227,13 @@ impl<'a> ScanInput<'a> {
     }
 
     /// Applies the input to the state of one head.
-    fn advance_head(
+    fn apply_to_head(
         &self,
         form: &ScanForm,
         head: usize,
         weights: ScanWeights,
         state: &mut [f32],
-        reading: Option<&mut Reading<'_>>,
+        readout: Option<&mut Readout<'_>>,
     ) {
         let size = form.state_dim * form.head_dim;
         let state = &mut state[head * size..][..size];
@@ -240,8 +250,8 @@ impl<'a> ScanInput<'a> {
             let cells = state.iter_mut().skip(j).step_by(form.head_dim);
             cells.zip(b).for_each(|(s, b)| *s = b.mul_add(input, *s));
         }
-        if let Some(Reading { reader, y }) = reading {
-            let c = &reader[group..][..form.state_dim];
+        if let Some(Readout { operand, y }) = readout {
+            let c = &operand[group..][..form.state_dim];
             let y = &mut y[head * form.head_dim..][..form.head_dim];
             for (j, (y, x)) in y.iter_mut().zip(x).enumerate() {
                 *y = weights.skip.mul_add(*x, column_dot(state, form.head_dim, j, c));
@@ -250,7 +260,7 @@ impl<'a> ScanInput<'a> {
     }
 }
 
-/// `Σ_i state[i][j] x[i]`, of a matrix with rows of `width` elements.
+/// `Σ_i state[i][j] x[i]`, for a row-major state with rows of `width` elements.
 fn column_dot(state: &[f32], width: usize, j: usize, x: &[f32]) -> f32 {
     let mut sums = [0.0f32; 4];
     for (i, (s, x)) in state.iter().skip(j).step_by(width).zip(x).enumerate() {

@@ -1,15 +1,17 @@
-//! Runs a recurrent op over the rows of a step, from and to the state pool.
+//! Runs a recurrent op over the rows of a step; reads and writes the state pool.
 //!
-//! For each row that is no dummy, as `kvasir_kv::StateSection` defines it:
+//! For each row except dummy rows, as `kvasir_kv::StateSection` specifies:
 //!
 //! 1. Read the state of slot `from`, or zeros.
 //! 2. Collect the inputs: the first `replay` rows of the tail, then the queries after the first
 //!    `skip`.
-//! 3. Apply them in order. A query writes its result; those of skipped queries stay zero.
-//! 4. Store the state after `commit` inputs to slot `to`, and after each save's inputs to its slot.
-//! 5. Store the inputs after `commit`, which are draft tokens, to the tail.
+//! 3. Apply the inputs in order. Each query writes its result; results of skipped queries stay
+//!    zero.
+//! 4. Store the state after `commit` inputs to slot `to`, and the state after `save.after` inputs
+//!    to the slot of each save.
+//! 5. Store the inputs after `commit`, which are those of draft tokens, to the tail.
 
-use crate::recurrent::{Reading, Recurrence, RecurrentOperands};
+use crate::recurrent::{Readout, Recurrence, RecurrentOperands};
 use crate::run::Run;
 use kvasir_exec::RowKind;
 use kvasir_kv::StateRow;
@@ -38,12 +40,12 @@ impl Run<'_> {
             let mut inputs = self.states.tail(tail, replay, id);
             inputs.extend(queries.iter().map(|token| self.input(&operands.inputs, *token)));
             for (after, input) in (1..).zip(&inputs) {
-                let query = (after as usize).checked_sub(replay as usize + 1).map(|query| queries[query]);
-                let reading = query.map(|token| Reading {
-                    reader: operands.reader.map_or(&[], |reader| self.token(reader, token)),
+                let query = (after as usize).checked_sub(replay as usize + 1).map(|index| queries[index]);
+                let readout = query.map(|token| Readout {
+                    operand: operands.readout.map_or(&[], |operand| self.token(operand, token)),
                     y: &mut y[token * width..(token + 1) * width],
                 });
-                recurrence.advance(input, &mut state, reading);
+                recurrence.apply(input, &mut state, readout);
                 if after == commit {
                     self.states.write_state(to, id, &state);
                 }
@@ -55,8 +57,8 @@ impl Run<'_> {
         }
     }
 
-    /// The input of a token: its rows of all parts.
-    fn input(&self, parts: &[ValueId], token: usize) -> Vec<f32> {
-        parts.iter().flat_map(|part| self.token(*part, token)).copied().collect()
+    /// The input of a token: its row of each operand, concatenated.
+    fn input(&self, operands: &[ValueId], token: usize) -> Vec<f32> {
+        operands.iter().flat_map(|operand| self.token(*operand, token)).copied().collect()
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
-use crate::attention::{Attention, GatedPool, Indexer, Pools, for_each_query};
+use crate::attention::{Attention, GatedKeyPool, Indexer, Pools, for_each_query};
 use crate::elementwise::elementwise;
 use crate::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::mask::Reads;
@@ -89,8 +89,8 @@ impl<'a> Run<'a> {
                 Op::SelectKeys { q, k, weights, layer, top_k, pool, out } => {
                     self.keep(*k, *layer, Part::Index);
                     let gate_bias = |pool: KeyPool| self.job.weights.get(pool.gate_bias);
-                    let pool = pool.map(|pool| GatedPool { size: pool.size, gate_bias: gate_bias(pool) });
-                    let indexer = Indexer { layer: *layer, top_k: *top_k, pool, pools: self.pools() };
+                    let pool = pool.map(|pool| GatedKeyPool { size: pool.size, gate_bias: gate_bias(pool) });
+                    let indexer = Indexer { layer: *layer, top_k: *top_k, pool, kv_pools: self.pools() };
                     let selection = self.select(*q, *weights, &indexer);
                     self.selections.insert(*out, selection);
                 }
@@ -109,7 +109,7 @@ impl<'a> Run<'a> {
         self.job.program.value(value).width()
     }
 
-    /// A value's elements of one token.
+    /// The row of one token in a value.
     pub(crate) fn token(&self, value: ValueId, token: usize) -> &[f32] {
         let width = self.width(value);
         &self.value(value)[token * width..(token + 1) * width]
@@ -333,7 +333,7 @@ impl<'a> Run<'a> {
             scale: *scale,
             soft_cap: *soft_cap,
             sinks,
-            pools: self.pools(),
+            kv_pools: self.pools(),
         };
         let (q, q_width) = (self.value(*q), self.width(*q));
         for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
@@ -343,7 +343,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The indexer: selected entries per token, by index into the entries of its row.
+    /// Runs the indexer: the selected entries per token, by index into the entries of its row.
     fn select(&self, q: ValueId, weights: ValueId, indexer: &Indexer<'_>) -> Vec<Vec<u32>> {
         let facts = &self.job.program.layers[indexer.layer.0 as usize];
         let mut selections = vec![Vec::new(); self.job.tokens.len()];

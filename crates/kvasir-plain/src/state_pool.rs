@@ -1,7 +1,8 @@
-//! The memory of recurrent states and of tails, in f32.
+//! [`StatePool`]: memory of recurrent states and of tails, in f32.
 //!
-//! A slot holds one state of each recurrent op, a tail the inputs of the draft tokens of one
-//! sequence; `StateLayout` places both. A slot or tail that was never written reads as zeros.
+//! A slot holds one state of each recurrent op. A tail holds the recurrence inputs of one
+//! sequence's draft tokens. `StateLayout` defines the layout of both. A slot or tail that was never
+//! written reads as zeros.
 
 use kvasir_kv::{Slot, StateConfig};
 use kvasir_program::{StateId, StateLayout};
@@ -10,14 +11,14 @@ use kvasir_program::{StateId, StateLayout};
 pub(crate) struct StatePool {
     layout: StateLayout,
     tail_rows: usize,
-    /// Empty until it is written.
+    /// By slot; a slot has no memory before its first write.
     slots: Vec<Vec<f32>>,
-    /// Row after row; empty until it is written.
+    /// By tail, row-major; a tail has no memory before its first write.
     tails: Vec<Vec<f32>>,
 }
 
 impl StatePool {
-    /// A pool of `config`, of which a model without recurrent layers uses nothing.
+    /// Creates a pool of the sizes in `config`. Allocates slots and tails on their first write.
     pub(crate) fn new(layout: StateLayout, config: StateConfig) -> Self {
         let empty = |count: u32| vec![Vec::new(); count as usize];
         let (slots, tails) = (empty(config.slots()), empty(config.live));
@@ -36,7 +37,7 @@ impl StatePool {
         slot[self.layout.span(state).slot.clone()].copy_from_slice(from);
     }
 
-    /// The inputs of a state in the first `count` rows of a tail.
+    /// Returns the inputs of a recurrent op in the first `count` rows of a tail.
     pub(crate) fn tail(&self, tail: Slot, count: u32, state: StateId) -> Vec<Vec<f32>> {
         let (span, width) = (self.layout.span(state).tail.clone(), self.layout.tail_elements);
         let tail = &self.tails[tail as usize];
@@ -44,7 +45,7 @@ impl StatePool {
         (0..count as usize).map(|at| row(at).map_or_else(|| vec![0.0; span.len()], <[f32]>::to_vec)).collect()
     }
 
-    /// Replaces the inputs of a state from row 0 of a tail on.
+    /// Writes the inputs of a recurrent op to the first rows of a tail.
     pub(crate) fn write_tail(&mut self, tail: Slot, state: StateId, inputs: &[Vec<f32>]) {
         let (span, width) = (self.layout.span(state).tail.clone(), self.layout.tail_elements);
         let tail = &mut self.tails[tail as usize];

@@ -1,4 +1,5 @@
-//! Reference hyper-connections: the weights between residual streams, and weighted sums of streams.
+//! Reference hyper-connections: the weights between residual streams, and weighted sums of streams
+//! (`Op::HyperConnection`, `Op::MixStreams`).
 
 use crate::math::{sigmoid, softmax};
 use kvasir_program::HyperForm;
@@ -10,12 +11,13 @@ pub(crate) struct HyperWeights<'a> {
     pub(crate) base: &'a [f32],
 }
 
-/// The weights of one token, from their projections `x`: pre, post and the mixing matrix.
+/// Computes the weights of one token (pre, post, mixing matrix) from their projections `x`, as
+/// [`HyperForm`] defines.
 pub(crate) fn hyper_connection(x: &[f32], form: &HyperForm, weights: HyperWeights<'_>, y: &mut [f32]) {
     let (streams, eps) = (form.streams, form.eps);
-    let part = |at: usize| (at / streams).min(2);
+    let scale_index = |at: usize| (at / streams).min(2);
     for (at, (y, (x, base))) in y.iter_mut().zip(x.iter().zip(weights.base)).enumerate() {
-        *y = x * weights.scale[part(at)] + base;
+        *y = x * weights.scale[scale_index(at)] + base;
     }
     let (pre, rest) = y.split_at_mut(streams);
     let (post, mixing) = rest.split_at_mut(streams);
@@ -76,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_summed_by_pairs_of_weights() {
+    fn mixed_streams_are_weighted_sums() {
         let mut y = [0.0; 6];
         mix_streams(&[1.0, 2.0, 10.0, 20.0], &[1.0, 0.0, 0.5, 0.0, 1.0, 0.5], 2, &mut y);
         assert_eq!(y, [1.0, 2.0, 10.0, 20.0, 5.5, 11.0]);

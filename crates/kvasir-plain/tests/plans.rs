@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::parts::{Part, alone, part, prompt, run, step};
+use common::steps::{RowInput, prompt, reference_logits, row_input, run, step};
 use common::{limits, load};
 use kvasir_exec::{Executor, IN_FLIGHT, PoolRow, RowKind, SequenceSpec, Step, StepError, StepKind};
 use kvasir_kv::{
@@ -29,13 +29,13 @@ fn a_batch_of_cells_gives_every_sequence_its_own_bits() {
         let mut cache = Cells::new(256, 8, None).unwrap();
         let seqs: Vec<SeqId> = (0..3).map(|_| cache.open().unwrap()).collect();
         let prompts = [prompt(41, 1), prompt(7, 2), prompt(29, 3)];
-        let wanted: Vec<_> = prompts.iter().map(|p| alone(&model, p)).collect();
+        let wanted: Vec<_> = prompts.iter().map(|p| reference_logits(&model, p)).collect();
         // Chunked prefill of all three sequences, in ragged steps.
         let mut at = [0; 3];
         for (id, take) in (1..).zip([[9, 1, 4], [1, 1, 1], [16, 3, 2], [15, 2, 22]]) {
-            let parts: Vec<Part> =
-                (0..3).map(|i| part(seqs[i], &prompts[i][at[i]..at[i] + take[i]])).collect();
-            let mut rows = run(&mut executor, &mut cache, id, &parts).into_iter();
+            let inputs: Vec<RowInput> =
+                (0..3).map(|i| row_input(seqs[i], &prompts[i][at[i]..at[i] + take[i]])).collect();
+            let mut rows = run(&mut executor, &mut cache, id, &inputs).into_iter();
             for i in 0..3 {
                 let theirs: Vec<_> = rows.by_ref().take(take[i]).collect();
                 assert_eq!(theirs, wanted[i][at[i]..at[i] + take[i]], "{case} {i} {}", at[i]);
@@ -45,11 +45,11 @@ fn a_batch_of_cells_gives_every_sequence_its_own_bits() {
         // After a fork, both the copy and the original continue as they would alone.
         let fork = cache.sequences().unwrap().fork(seqs[0], 1).unwrap()[0];
         let (one, two) = ([5, 6], [7, 8, 9]);
-        let rows = run(&mut executor, &mut cache, 9, &[part(seqs[0], &one), part(fork, &two)]);
+        let rows = run(&mut executor, &mut cache, 9, &[row_input(seqs[0], &one), row_input(fork, &two)]);
         let all = [&prompts[0][..], &one].concat();
-        assert_eq!(rows[1], alone(&model, &all)[42], "{case}");
+        assert_eq!(rows[1], reference_logits(&model, &all)[42], "{case}");
         let all = [&prompts[0][..], &two].concat();
-        assert_eq!(rows[4], alone(&model, &all)[43], "{case}");
+        assert_eq!(rows[4], reference_logits(&model, &all)[43], "{case}");
     }
 }
 
@@ -58,22 +58,22 @@ fn a_frozen_prefix_reads_like_own_rows() {
     for case in CASES {
         let model = model(case);
         let all = prompt(50, 4);
-        let wanted = alone(&model, &all);
+        let wanted = reference_logits(&model, &all);
         let mut first = PlainExecutor::new(&model, limits());
         let mut cache = Contiguous::new(64);
         let seq = cache.open().unwrap();
-        run(&mut first, &mut cache, 1, &[part(seq, &all[..33])]);
+        run(&mut first, &mut cache, 1, &[row_input(seq, &all[..33])]);
         let prefix = cache.freeze(PoolId(7)).unwrap();
         let mut second = PlainExecutor::new(&model, limits());
         let mut fork = prefix.fork(64).unwrap();
         let seq = fork.open().unwrap();
-        let unattached = step(&mut fork, 1, &[part(seq, &all[33..40])]);
+        let unattached = step(&mut fork, 1, &[row_input(seq, &all[33..40])]);
         assert!(matches!(second.pass(&unattached, None, &[]), Err(StepError::Failed(_))));
         fork.cancel(StepId(1)).unwrap();
         second.attach(PoolId(7), first.into_pool());
-        let rows = run(&mut second, &mut fork, 2, &[part(seq, &all[33..40])]);
+        let rows = run(&mut second, &mut fork, 2, &[row_input(seq, &all[33..40])]);
         assert_eq!(rows, wanted[33..40], "{case}");
-        assert_eq!(run(&mut second, &mut fork, 3, &[part(seq, &all[40..])]), wanted[40..], "{case}");
+        assert_eq!(run(&mut second, &mut fork, 3, &[row_input(seq, &all[40..])]), wanted[40..], "{case}");
     }
 }
 
@@ -85,24 +85,24 @@ fn a_draft_tree_is_verified_in_one_step() {
         let mut cache = TreeCache::new(128);
         let seq = cache.open().unwrap();
         let start = prompt(30, 5);
-        run(&mut executor, &mut cache, 1, &[part(seq, &start)]);
+        run(&mut executor, &mut cache, 1, &[row_input(seq, &start)]);
         // Node 0 is the newest token; 1 and 2 follow it, 3 follows 1, 4 and 5 follow 2.
         let (tokens, parents) = ([400, 10, 20, 30, 40, 50], [0, 0, 1, 2, 2]);
         let mut frontier = vec![-1];
         frontier.extend(parents);
         cache.tree().unwrap().propose(seq, &frontier).unwrap();
-        let drafted = Part { drafts: 5, parents: parents.to_vec(), ..part(seq, &tokens) };
+        let drafted = RowInput { drafts: 5, parents: parents.to_vec(), ..row_input(seq, &tokens) };
         let rows = run(&mut executor, &mut cache, 2, &[drafted]);
         let paths: [&[usize]; 6] = [&[0], &[0, 1], &[0, 2], &[0, 1, 3], &[0, 2, 4], &[0, 2, 5]];
         for (node, path) in paths.iter().enumerate() {
             let tail: Vec<Token> = path.iter().map(|n| tokens[*n]).collect();
             let all = [&start[..], &tail].concat();
-            assert_eq!(&rows[node], alone(&model, &all).last().unwrap(), "{case} node {node}");
+            assert_eq!(&rows[node], reference_logits(&model, &all).last().unwrap(), "{case} node {node}");
         }
         cache.tree().unwrap().commit(seq, &[0, 2, 5]).unwrap();
-        let rows = run(&mut executor, &mut cache, 3, &[part(seq, &[60, 61])]);
+        let rows = run(&mut executor, &mut cache, 3, &[row_input(seq, &[60, 61])]);
         let all = [&start[..], &[400, 20, 50, 60, 61]].concat();
-        assert_eq!(rows, alone(&model, &all)[33..], "{case} after the commit");
+        assert_eq!(rows, reference_logits(&model, &all)[33..], "{case} after the commit");
     }
 }
 
@@ -114,9 +114,9 @@ fn redirected_tokens_are_computed_again_and_change_nothing() {
         let config = BlockConfig { block_size: 8, blocks: 16, dummy: true, ..BlockConfig::default() };
         let mut cache = Paged::new(config).unwrap();
         let (all, seq) = (prompt(48, 6), cache.open().unwrap());
-        let wanted = alone(&model, &all);
-        run(&mut executor, &mut cache, 1, &[part(seq, &all[..32])]);
-        let again = Part { redirected: 5, ..part(seq, &all[27..48]) };
+        let wanted = reference_logits(&model, &all);
+        run(&mut executor, &mut cache, 1, &[row_input(seq, &all[..32])]);
+        let again = RowInput { redirected: 5, ..row_input(seq, &all[27..48]) };
         assert_eq!(run(&mut executor, &mut cache, 2, &[again]), wanted[27..], "{case}");
     }
 }
@@ -130,7 +130,7 @@ fn invalid_steps_fail_and_the_next_runs() {
     let mut id = 0;
     let mut fails = |change: &dyn Fn(&mut Step), what: &str| {
         id += 1;
-        let mut bad = step(&mut cache, id, &[part(seq, &[1, 2, 3])]);
+        let mut bad = step(&mut cache, id, &[row_input(seq, &[1, 2, 3])]);
         cache.cancel(StepId(id)).unwrap();
         change(&mut bad);
         let pending = executor.submit(Box::new(bad)).unwrap();
@@ -146,7 +146,8 @@ fn invalid_steps_fail_and_the_next_runs() {
     fails(&|s| s.plan.segments[0].pool = PoolId(3), "pool 3");
     fails(&|s| s.batch.kind = StepKind::Dummy, "dummy");
     fails(&|s| s.batch.rows[0].kind = RowKind::Dummy, "dummy");
-    assert_eq!(run(&mut executor, &mut cache, 21, &[part(seq, &[1, 2, 3])]), alone(&model, &[1, 2, 3]));
+    let rows = run(&mut executor, &mut cache, 21, &[row_input(seq, &[1, 2, 3])]);
+    assert_eq!(rows, reference_logits(&model, &[1, 2, 3]));
 }
 
 #[test]
@@ -156,14 +157,14 @@ fn dummy_steps_write_the_dummy_slot_alone() {
         let mut executor = PlainExecutor::new(&model, limits());
         let mut cache = Contiguous::new(64);
         let (all, seq) = (prompt(20, 8), cache.open().unwrap());
-        run(&mut executor, &mut cache, 1, &[part(seq, &all[..10])]);
+        run(&mut executor, &mut cache, 1, &[row_input(seq, &all[..10])]);
         let mut dummy = Step::dummy(3, cache.shape().dummy_slot);
         common::lower(&mut dummy);
         let pending = executor.submit(Box::new(dummy)).unwrap();
         let (dummy, result) = executor.wait(pending);
         assert_eq!((result, dummy.output.tokens.len(), dummy.output.rows.len()), (Ok(()), 0, 3));
-        let rows = run(&mut executor, &mut cache, 2, &[part(seq, &all[10..])]);
-        assert_eq!(rows, alone(&model, &all)[10..], "{case}");
+        let rows = run(&mut executor, &mut cache, 2, &[row_input(seq, &all[10..])]);
+        assert_eq!(rows, reference_logits(&model, &all)[10..], "{case}");
     }
 }
 
@@ -179,7 +180,7 @@ fn penalties_count_fed_and_accepted_tokens() {
         let mut tokens: Vec<Token> = Vec::new();
         for id in 1..=10 {
             let fed = if id == 1 { start.clone() } else { vec![IN_FLIGHT] };
-            let mut one = step(&mut cache, id, &[part(seq, &fed)]);
+            let mut one = step(&mut cache, id, &[row_input(seq, &fed)]);
             one.batch.rows[0].sampling = sampling;
             one.batch.rows[0].sample_from = fed.len() as u32 - 1;
             let pending = executor.submit(Box::new(one)).unwrap();
@@ -200,7 +201,7 @@ fn penalties_count_fed_and_accepted_tokens() {
     let mut cache = Contiguous::new(64);
     let seq = cache.open().unwrap();
     let mut submit = |cache: &mut Contiguous, id: u64, fed: &[Token], drafts: u32, from: usize| {
-        let mut one = step(cache, id, &[Part { drafts, ..part(seq, fed) }]);
+        let mut one = step(cache, id, &[RowInput { drafts, ..row_input(seq, fed) }]);
         one.batch.rows[0].sampling = sampling;
         one.batch.rows[0].sample_from = from as u32;
         let pending = executor.submit(Box::new(one)).unwrap();

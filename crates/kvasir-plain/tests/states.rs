@@ -1,10 +1,10 @@
-//! Recurrent models give the same bits however a sequence is divided into steps: with states of
-//! every cache, and with state sections drawn at random.
+//! Recurrent models compute bit-identical logits however a sequence is divided into steps: with the
+//! states of every cache kind, and with random state sections.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod common;
 
-use common::parts::{Part, alone, part, prompt, run, step};
+use common::steps::{RowInput, prompt, reference_logits, row_input, run, step};
 use common::{STATES, cache, limits, load};
 use kvasir_exec::StepError;
 use kvasir_kv::{
@@ -14,24 +14,24 @@ use kvasir_kv::{
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_testkit::Random;
 
-/// One case per recurrence, and one with both a recurrence and a mixture of experts.
+/// One model per recurrence, and one with both a recurrence and a mixture of experts.
 const CASES: [&str; 4] = ["qwen3_5", "lfm2", "falcon_h1", "nemotron_h_moe"];
 
 fn model(case: &str) -> PlainModel {
     load(&kvasir_testkit::paths::model(case))
 }
 
-/// Checks rows of logits against those of the whole sequence in one step.
-fn check(model: &PlainModel, tokens: &[Token], rows: &[Vec<f32>], about: &str) {
-    let expected = alone(model, tokens);
+/// Compares the logits of the last tokens with those of the whole sequence in one step.
+fn check_logits(model: &PlainModel, tokens: &[Token], rows: &[Vec<f32>], context: &str) {
+    let expected = reference_logits(model, tokens);
     let first = tokens.len() - rows.len();
     for (at, row) in rows.iter().enumerate() {
-        assert!(*row == expected[first + at], "{about}: position {}", first + at);
+        assert!(*row == expected[first + at], "{context}: position {}", first + at);
     }
 }
 
 #[test]
-fn every_cache_and_division_gives_the_bits_of_one_step() {
+fn any_division_into_steps_gives_identical_logits_on_every_cache() {
     for (case, &kind) in CASES.iter().flat_map(|case| CacheKind::ALL.iter().map(move |kind| (case, kind))) {
         let (model, mut random) = (model(case), Random::new(kind as u64));
         let mut executor = PlainExecutor::new(&model, limits());
@@ -40,20 +40,20 @@ fn every_cache_and_division_gives_the_bits_of_one_step() {
         let seqs: Vec<SeqId> = (0..count).map(|_| cache.open().unwrap()).collect();
         let mut tokens: Vec<Vec<Token>> = vec![Vec::new(); count];
         for id in 1..=12 {
-            let mut parts = Vec::new();
+            let mut inputs = Vec::new();
             for (seq, tokens) in seqs.iter().zip(&tokens) {
                 let fed = random.between(1, 9);
                 let fed: Vec<Token> = (0..fed).map(|_| random.between(0, 499)).collect();
-                let most = if tokens.is_empty() { fed.len() as u32 - 1 } else { fed.len() as u32 };
-                let drafts = random.between(0, most.min(STATES.tail_rows));
-                parts.push(Part { drafts, ..part(*seq, &fed) });
+                let max_drafts = if tokens.is_empty() { fed.len() as u32 - 1 } else { fed.len() as u32 };
+                let drafts = random.between(0, max_drafts.min(STATES.tail_rows));
+                inputs.push(RowInput { drafts, ..row_input(*seq, &fed) });
             }
-            let mut rows = run(&mut executor, &mut *cache, id, &parts).into_iter();
-            for ((seq, tokens), part) in seqs.iter().zip(&mut tokens).zip(&parts) {
-                tokens.extend(&part.tokens);
-                let own: Vec<_> = rows.by_ref().take(part.tokens.len()).collect();
-                check(&model, tokens, &own, &format!("{case} {kind} step {id}"));
-                let rejected = random.between(0, part.drafts);
+            let mut rows = run(&mut executor, &mut *cache, id, &inputs).into_iter();
+            for ((seq, tokens), input) in seqs.iter().zip(&mut tokens).zip(&inputs) {
+                tokens.extend(&input.tokens);
+                let own: Vec<_> = rows.by_ref().take(input.tokens.len()).collect();
+                check_logits(&model, tokens, &own, &format!("{case} {kind} step {id}"));
+                let rejected = random.between(0, input.drafts);
                 tokens.truncate(tokens.len() - rejected as usize);
                 if rejected > 0 {
                     cache.rewind().unwrap().rewind_to(*seq, tokens.len() as u32).unwrap();
@@ -72,7 +72,7 @@ fn a_prefix_hit_continues_from_a_checkpoint() {
         let mut cache = cache(kind, &model);
         let first = prompt(45, 3);
         let seq = cache.open().unwrap();
-        run(&mut executor, &mut *cache, 1, &[part(seq, &first)]);
+        run(&mut executor, &mut *cache, 1, &[row_input(seq, &first)]);
         cache.prefix().unwrap().publish(seq, &first, 45).unwrap();
         cache.close(seq).unwrap();
         let second = [&first[..39], &prompt(10, 4)].concat();
@@ -80,62 +80,63 @@ fn a_prefix_hit_continues_from_a_checkpoint() {
         let prefix = cache.prefix().unwrap();
         let hit = prefix.attach(seq, &second, 0, u32::MAX, Lookup::default()).unwrap();
         assert_eq!(hit.tokens, 32, "{case} {kind}");
-        let rows = run(&mut executor, &mut *cache, 2, &[part(seq, &second[32..])]);
-        check(&model, &second, &rows, &format!("{case} {kind}"));
+        let rows = run(&mut executor, &mut *cache, 2, &[row_input(seq, &second[32..])]);
+        check_logits(&model, &second, &rows, &format!("{case} {kind}"));
     }
 }
 
-/// A sequence whose state rows are drawn at random.
+/// A sequence with random state rows.
 #[derive(Clone)]
-struct Drawn {
+struct RandomSequence {
     seq: SeqId,
     tokens: Vec<Token>,
     /// Slot of its newest state; `None` for the initial state.
     state: Option<Slot>,
-    /// Accepted drafts that are in the tail and not in the state.
+    /// Number of accepted drafts that are in the tail but not in the state.
     replay: u32,
     tail: Slot,
-    /// Lengths that have a state in a slot, in rising order.
-    saved: Vec<(usize, Slot)>,
+    /// Checkpoints: length and slot, by ascending length.
+    checkpoints: Vec<(usize, Slot)>,
 }
 
-/// Sequences with random state rows over a cache that knows no states.
-struct Drawing {
+/// Generates steps with random state rows, over a cache without states.
+struct RandomSteps {
     random: Random,
     cache: Paged,
-    sequences: Vec<Drawn>,
+    sequences: Vec<RandomSequence>,
     free: Vec<Slot>,
 }
 
-impl Drawing {
+impl RandomSteps {
     fn new(seed: u64) -> Self {
         let config = BlockConfig { block_size: 8, blocks: 60, dummy: true, ..BlockConfig::default() };
         let mut cache = Paged::new(config).unwrap();
         let seq = cache.open().unwrap();
-        let first = Drawn { seq, tokens: Vec::new(), state: None, replay: 0, tail: 0, saved: Vec::new() };
+        let (tokens, checkpoints) = (Vec::new(), Vec::new());
+        let first = RandomSequence { seq, tokens, state: None, replay: 0, tail: 0, checkpoints };
         let free = (0..STATES.slots()).collect();
         Self { random: Random::new(seed), cache, sequences: vec![first], free }
     }
 
-    /// Frees the slots that no sequence names any more.
-    fn collect_slots(&mut self) {
-        let named = |slot: &Slot| {
+    /// Frees the state slots that no sequence refers to.
+    fn free_unused_slots(&mut self) {
+        let is_used = |slot: &Slot| {
             self.sequences.iter().any(|sequence| {
-                sequence.state == Some(*slot) || sequence.saved.iter().any(|(_, saved)| saved == slot)
+                sequence.state == Some(*slot) || sequence.checkpoints.iter().any(|(_, saved)| saved == slot)
             })
         };
-        self.free = (0..STATES.slots()).filter(|slot| !named(slot)).collect();
+        self.free = (0..STATES.slots()).filter(|slot| !is_used(slot)).collect();
     }
 
-    /// Rewinds a sequence to a saved state, or forks it.
+    /// Rewinds a sequence to a checkpoint, forks it, or does nothing.
     fn rewind_or_fork(&mut self) {
         let at = self.random.below(self.sequences.len() as u64) as usize;
-        let Drawn { seq, replay, .. } = self.sequences[at];
-        if self.random.one_in(4) && self.sequences[at].saved.len() > 1 {
+        let RandomSequence { seq, replay, .. } = self.sequences[at];
+        if self.random.one_in(4) && self.sequences[at].checkpoints.len() > 1 {
             let sequence = &mut self.sequences[at];
-            let keep = self.random.between(0, sequence.saved.len() as u32 - 1) as usize;
-            sequence.saved.truncate(keep);
-            let last = sequence.saved.last().copied();
+            let keep = self.random.between(0, sequence.checkpoints.len() as u32 - 1) as usize;
+            sequence.checkpoints.truncate(keep);
+            let last = sequence.checkpoints.last().copied();
             let len = last.map_or(0, |(len, _)| len);
             sequence.tokens.truncate(len);
             (sequence.state, sequence.replay) = (last.map(|(_, slot)| slot), 0);
@@ -146,123 +147,124 @@ impl Drawing {
             }
             let fork = self.cache.sequences().unwrap().fork(seq, 1).unwrap()[0];
             let tail = self.sequences.len() as Slot;
-            self.sequences.push(Drawn { seq: fork, tail, ..self.sequences[at].clone() });
+            self.sequences.push(RandomSequence { seq: fork, tail, ..self.sequences[at].clone() });
         }
-        self.collect_slots();
+        self.free_unused_slots();
     }
 
-    /// Draws a row of a step for a sequence.
-    fn part(&mut self, at: usize) -> Part {
+    /// Returns random input of a step for a sequence.
+    fn row_input(&mut self, at: usize) -> RowInput {
         let (random, sequence) = (&mut self.random, &self.sequences[at]);
         let len = sequence.tokens.len();
         let redirected = random.between(0, 3.min(len as u32));
         let fed = random.between(1, 9);
-        let most = fed - u32::from(sequence.state.is_none());
-        let drafts = random.between(0, most.min(STATES.tail_rows));
+        let max_drafts = fed - u32::from(sequence.state.is_none());
+        let drafts = random.between(0, max_drafts.min(STATES.tail_rows));
         let mut tokens = sequence.tokens[len - redirected as usize..].to_vec();
         tokens.extend((0..fed).map(|_| random.between(0, 499)));
-        Part { redirected, drafts, ..part(sequence.seq, &tokens) }
+        RowInput { redirected, drafts, ..row_input(sequence.seq, &tokens) }
     }
 
-    /// Draws the state row of a part, and its saves.
-    fn state_row(&mut self, at: usize, part: &Part, saves: &mut Vec<StateSave>) -> StateRow {
-        let shared = |slot: Slot| {
+    /// Returns a random state row for the input, and appends its saves to `saves`.
+    fn state_row(&mut self, at: usize, input: &RowInput, saves: &mut Vec<StateSave>) -> StateRow {
+        let is_shared = |slot: Slot| {
             let is_other = |other: usize| other != at && self.sequences[other].state == Some(slot);
             (0..self.sequences.len()).any(is_other)
                 || self
                     .sequences
                     .iter()
-                    .any(|sequence| sequence.saved.iter().any(|(_, saved)| *saved == slot))
+                    .any(|sequence| sequence.checkpoints.iter().any(|(_, saved)| *saved == slot))
         };
-        let Drawn { state, replay, tail, .. } = self.sequences[at];
-        let commit = replay + part.tokens.len() as u32 - part.redirected - part.drafts;
-        let in_place = state.filter(|slot| !shared(*slot) && self.random.chance(70));
+        let RandomSequence { state, replay, tail, .. } = self.sequences[at];
+        let commit = replay + input.tokens.len() as u32 - input.redirected - input.drafts;
+        let in_place = state.filter(|slot| !is_shared(*slot) && self.random.chance(70));
         let to = match in_place {
             Some(slot) => slot,
             None => self.free.pop().unwrap(),
         };
         let first = saves.len();
         for after in 1..=commit {
-            // Slots for the other rows remain.
+            // Leaves slots for the other rows.
             if self.random.one_in(8) && self.free.len() > 6 {
                 saves.push(StateSave { after, slot: self.free.pop().unwrap() });
             }
         }
         let from = state.map(|slot| (PoolId(0), slot));
         let saves = Span::new(first, saves.len() - first);
-        StateRow { from, to, tail, replay, skip: part.redirected, commit, saves }
+        StateRow { from, to, tail, replay, skip: input.redirected, commit, saves }
     }
 
-    /// Takes the result of a row: `accepted` of its drafts.
-    fn accept(&mut self, at: usize, part: &Part, row: &StateRow, saves: &[StateSave], accepted: u32) {
+    /// Updates a sequence after a step that accepted the first `accepted` of its drafts.
+    fn accept(&mut self, at: usize, input: &RowInput, row: &StateRow, saves: &[StateSave], accepted: u32) {
         let sequence = &mut self.sequences[at];
         let covered = sequence.tokens.len() - row.replay as usize;
-        let kept = part.tokens.len() - (part.drafts - accepted) as usize;
-        sequence.tokens.extend(&part.tokens[part.redirected as usize..kept]);
+        let kept = input.tokens.len() - (input.drafts - accepted) as usize;
+        sequence.tokens.extend(&input.tokens[input.redirected as usize..kept]);
         sequence.replay = accepted;
         if row.commit > 0 {
             sequence.state = Some(row.to);
         }
-        sequence.saved.extend(saves.iter().map(|save| (covered + save.after as usize, save.slot)));
-        if accepted < part.drafts {
+        sequence.checkpoints.extend(saves.iter().map(|save| (covered + save.after as usize, save.slot)));
+        if accepted < input.drafts {
             let len = sequence.tokens.len() as u32;
             self.cache.rewind().unwrap().rewind_to(sequence.seq, len).unwrap();
         }
-        self.collect_slots();
+        self.free_unused_slots();
     }
 }
 
 #[test]
-fn drawn_state_rows_give_the_bits_of_one_step() {
+fn random_state_rows_give_identical_logits() {
     for (seed, case) in (0..12).zip(CASES.iter().cycle()) {
-        let (model, mut drawing) = (model(case), Drawing::new(seed));
+        let (model, mut random_steps) = (model(case), RandomSteps::new(seed));
         let mut executor = PlainExecutor::new(&model, limits());
         for id in 1..=15 {
-            drawing.rewind_or_fork();
-            let parts: Vec<Part> = (0..drawing.sequences.len()).map(|at| drawing.part(at)).collect();
-            let mut step = step(&mut drawing.cache, id, &parts);
+            random_steps.rewind_or_fork();
+            let inputs: Vec<RowInput> =
+                (0..random_steps.sequences.len()).map(|at| random_steps.row_input(at)).collect();
+            let mut step = step(&mut random_steps.cache, id, &inputs);
             let states = &mut step.plan.states;
-            for (at, part) in parts.iter().enumerate() {
-                let row = drawing.state_row(at, part, &mut states.saves);
+            for (at, input) in inputs.iter().enumerate() {
+                let row = random_steps.state_row(at, input, &mut states.saves);
                 states.rows.push(row);
             }
             states.bound = STATES.slots();
             let logits = executor.pass(&step, None, &[]).unwrap().logits;
-            drawing.cache.retire(StepId(id)).unwrap();
+            random_steps.cache.retire(StepId(id)).unwrap();
             let mut logits = logits.chunks(model.program().vocab).map(<[f32]>::to_vec);
-            for (at, part) in parts.iter().enumerate() {
-                let own: Vec<_> = logits.by_ref().take(part.tokens.len()).collect();
-                let (redirected, states) = (part.redirected as usize, &step.plan.states);
-                let all = [&drawing.sequences[at].tokens[..], &part.tokens[redirected..]].concat();
-                check(&model, &all, &own[redirected..], &format!("{case} seed {seed} step {id}"));
-                let (row, accepted) = (states.rows[at], drawing.random.between(0, part.drafts));
-                drawing.accept(at, part, &row, &states.saves[row.saves.range()], accepted);
+            for (at, input) in inputs.iter().enumerate() {
+                let own: Vec<_> = logits.by_ref().take(input.tokens.len()).collect();
+                let (redirected, states) = (input.redirected as usize, &step.plan.states);
+                let all = [&random_steps.sequences[at].tokens[..], &input.tokens[redirected..]].concat();
+                check_logits(&model, &all, &own[redirected..], &format!("{case} seed {seed} step {id}"));
+                let (row, accepted) = (states.rows[at], random_steps.random.between(0, input.drafts));
+                random_steps.accept(at, input, &row, &states.saves[row.saves.range()], accepted);
             }
         }
     }
 }
 
 #[test]
-fn a_wrong_state_section_is_refused_and_the_next_step_runs() {
+fn the_executor_rejects_an_invalid_state_section_and_stays_usable() {
     let model = model("qwen3_5");
     let mut executor = PlainExecutor::new(&model, limits());
     let mut cache = cache(CacheKind::Cells, &model);
     let seqs = [cache.open().unwrap(), cache.open().unwrap()];
-    let parts = [part(seqs[0], &prompt(9, 1)), part(seqs[1], &prompt(5, 2))];
+    let inputs = [row_input(seqs[0], &prompt(9, 1)), row_input(seqs[1], &prompt(5, 2))];
     let mut fails = |id: u64, change: &dyn Fn(&mut kvasir_exec::Step), what: &str| {
-        let mut wrong = step(&mut *cache, id, &parts);
+        let mut wrong = step(&mut *cache, id, &inputs);
         cache.cancel(StepId(id)).unwrap();
         change(&mut wrong);
         let error = executor.pass(&wrong, None, &[]).unwrap_err();
         assert!(matches!(&error, StepError::Failed(why) if why.contains(what)), "{error}");
     };
     fails(1, &|step| step.plan.states.rows[1].to = step.plan.states.rows[0].to, "twice");
-    fails(2, &|step| step.plan.states.rows[0].to = STATES.slots(), "of a pool of 16");
+    fails(2, &|step| step.plan.states.rows[0].to = STATES.slots(), "the pool has 16 slots");
     fails(3, &|step| step.plan.states.reset(), "no state row");
     fails(4, &|step| step.plan.states.rows[0].commit = 8, "commits 8 of 9 queries");
-    let rows = run(&mut executor, &mut *cache, 5, &parts);
-    check(&model, &parts[0].tokens, &rows[..9], "after refusals");
+    let rows = run(&mut executor, &mut *cache, 5, &inputs);
+    check_logits(&model, &inputs[0].tokens, &rows[..9], "after invalid steps");
     let mut stateless = PlainExecutor::new(&model, Limits { states: None, ..limits() });
-    let error = stateless.pass(&step(&mut *cache, 6, &parts), None, &[]).unwrap_err().to_string();
+    let error = stateless.pass(&step(&mut *cache, 6, &inputs), None, &[]).unwrap_err().to_string();
     assert!(error.contains("no pool of recurrent states"), "{error}");
 }

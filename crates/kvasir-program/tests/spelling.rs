@@ -227,8 +227,8 @@ fn queries_grow_with_the_position() {
 }
 
 #[test]
-fn delta_and_attention_layers_are_listed_from_one() {
-    let recurrent = |kda: Json, full: Json, more: Json| {
+fn kda_layer_lists_count_from_one() {
+    let delta_layers = |kda: Json, full: Json, more: Json| {
         let linear = json!({"kda_layers": kda, "full_attn_layers": full, "num_heads": 2, "head_dim": 16});
         let mut config = json!({
             "linear_attn_config": linear, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
@@ -238,9 +238,9 @@ fn delta_and_attention_layers_are_listed_from_one() {
         assert!(!built.target.ops.iter().any(|op| matches!(op, Op::Rotary { .. })));
         Ok::<_, String>(built.target.ops.iter().filter(|op| matches!(op, Op::GatedDelta { .. })).count())
     };
-    assert_eq!(recurrent(json!([1, 2]), json!([3]), json!({})), Ok(2));
-    assert_eq!(recurrent(json!([3]), json!([1, 2]), json!({})), Ok(1));
-    let error = |kda: Json, full: Json, more: Json| recurrent(kda, full, more).unwrap_err();
+    assert_eq!(delta_layers(json!([1, 2]), json!([3]), json!({})), Ok(2));
+    assert_eq!(delta_layers(json!([3]), json!([1, 2]), json!({})), Ok(1));
+    let error = |kda: Json, full: Json, more: Json| delta_layers(kda, full, more).unwrap_err();
     assert!(error(json!([1]), json!([3]), json!({})).contains("lack layer 2"));
     assert!(error(json!([1, 2]), json!([2, 3]), json!({})).contains("both list layer 2"));
     assert!(error(json!([1, 2]), json!([3]), json!({"mla_use_nope": false})).contains("mla_use_nope"));
@@ -249,7 +249,7 @@ fn delta_and_attention_layers_are_listed_from_one() {
 }
 
 #[test]
-fn streams_pools_and_bounded_decays_are_checked() {
+fn glm5_next_settings_are_validated() {
     let small_glm = |more: Json| {
         let linear = json!({"num_heads": 2, "head_dim": 16});
         let mut config = json!({

@@ -107,7 +107,7 @@ impl Preset {
         Self::new(machine, shape)
     }
 
-    /// Memory of a machine that the weights leave, in bytes.
+    /// Memory of one machine that the weights leave, in bytes.
     pub fn free_bytes(&self) -> u64 {
         let Machine { memory, weights: stored, .. } = self.machine;
         let weights = self.shard().weights() + self.shape.table_weights();
@@ -165,7 +165,7 @@ impl fmt::Display for Preset {
 mod tests {
     use super::*;
 
-    /// KV slots that the memory beside the weights holds.
+    /// KV slots that fit in the memory left by the weights.
     fn slots(preset: &Preset) -> u64 {
         preset.free_bytes() / preset.slot_bytes()
     }
@@ -209,7 +209,7 @@ mod tests {
         assert!((free / (149.5e9 - 29.5e9) - 1.0).abs() < 0.01, "{free}");
         let mut small = preset;
         small.machine.memory = Figure::given(20e9);
-        assert_eq!(small.free_bytes(), 0, "no room beside the weights");
+        assert_eq!(small.free_bytes(), 0, "the weights fill the memory");
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl LoadedModel {
         let states = cache.shape().states;
         let executor = self.executor_with(slots, tokens, rows, kv, ring, states)?;
         if states.is_some() && !executor.abilities().states {
-            let reason = format!("`{}` keeps no recurrent states", self.backend());
+            let reason = format!("`{}` does not store recurrent states", self.backend());
             return Err(Error::invalid("backend", reason));
         }
         if overlap { executor.on_thread() } else { Ok(executor) }
@@ -85,24 +85,24 @@ impl LoadedModel {
     }
 
     /// Facts on which the defaults of an [`EngineConfig`] depend. K/V has at most
-    /// `default_capacity` slots, unless the configuration sets the capacity.
-    pub fn facts(&self, default_capacity: Option<u32>) -> Facts {
-        self.facts_for(default_capacity, self.kv())
+    /// `max_default_capacity` slots, unless the configuration sets the capacity.
+    pub fn facts(&self, max_default_capacity: Option<u32>) -> Facts {
+        self.facts_for(max_default_capacity, self.kv())
     }
 
     /// [`facts`](Self::facts) of an engine whose K/V has the data type `kv`.
-    fn facts_for(&self, default_capacity: Option<u32>, kv: KvType) -> Facts {
+    fn facts_for(&self, max_default_capacity: Option<u32>, kv: KvType) -> Facts {
         let program = self.program();
         Facts {
             // Limits reserve one position for a generated token, which an encoder does not use.
             max_model_len: self.max_model_len().saturating_add(program.is_encoder().into()),
             is_encoder: program.is_encoder(),
-            bytes: self.free_bytes(),
+            free_bytes: self.free_bytes(),
             groups: match self.simulated() {
                 Some(preset) => vec![GroupFacts::full(preset.slot_bytes())],
                 None => group_facts(program, self.draft_layers(), kv),
             },
-            default_capacity,
+            max_default_capacity,
             longest_draft: self.speculation().map_or(0, Speculation::longest_draft),
             windows: program.windows(),
             is_cpu: true,

@@ -125,7 +125,7 @@ impl Inspection {
                 values: target.values.len(),
                 step_numbers_per_token: buffers.numbers(1, 0),
                 step_numbers_per_sample: buffers.numbers(0, 1),
-                division: division(opened),
+                division: default_division(opened),
             },
         }
     }
@@ -183,7 +183,7 @@ impl fmt::Display for Inspection {
         writeln!(f, "  {half} bytes of K/V per token in a 16-bit pool, {full} in a 32-bit one")?;
         match &memory.division {
             Some(division) => writeln!(f, "  by default on this machine: {division}")?,
-            None => writeln!(f, "  less than one sequence in the memory that the weights leave")?,
+            None => writeln!(f, "  the memory that the weights leave holds less than one sequence")?,
         }
         if !target.windows().is_empty() {
             writeln!(f, "  sliding-window layers store K/V of all tokens, unless they have ring buffers")?;
@@ -195,8 +195,8 @@ impl fmt::Display for Inspection {
     }
 }
 
-/// The division of this machine's free memory among the parts of the cache.
-fn division(opened: &OpenedModel) -> Option<MemoryDivision> {
+/// How an engine with default options divides the free memory of this machine.
+fn default_division(opened: &OpenedModel) -> Option<MemoryDivision> {
     let config = EngineConfig::default();
     opened.memory_division(&config, KvType::Bf16, available_memory(), Some(DEFAULT_SLOTS)).ok()
 }

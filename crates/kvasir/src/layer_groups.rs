@@ -1,5 +1,4 @@
-//! The layer groups of a model, with the sizes of their slots, and how an engine with default
-//! options would divide this machine's memory among them.
+//! The layer groups of a model with their slot sizes, and the division of memory among them.
 
 use crate::error::Error;
 use crate::opened::OpenedModel;
@@ -9,12 +8,12 @@ use kvasir_engine::{EngineConfig, Facts, GroupFacts, MemoryDivision};
 use kvasir_kv::GroupKind;
 use kvasir_program::{LayerFacts, LayerGroup, Program, Windows};
 
-/// The layer groups of a program whose K and V have the data type `kv`. `drafts` are the layers of
-/// the draft model, which has a row per K/V slot of the target.
+/// The layer groups of a program whose K and V have the data type `kv`. `draft_layers` are the
+/// layers of the draft model, whose KV pool has a slot per slot of the target's.
 ///
-/// Sliding-window layers belong to the full group: no cache but `contiguous` with rings releases
+/// Sliding-window layers belong to the full group: only `contiguous` with ring buffers releases the
 /// rows behind a window.
-pub(crate) fn group_facts(program: &Program, drafts: &[LayerFacts], kv: KvType) -> Vec<GroupFacts> {
+pub(crate) fn group_facts(program: &Program, draft_layers: &[LayerFacts], kv: KvType) -> Vec<GroupFacts> {
     let grouping = program.grouping(Windows::Joined);
     let tail_elements = program.states.iter().map(|state| state.tail_elements).sum::<usize>();
     let facts = |(group, kind): (u8, &LayerGroup)| {
@@ -32,7 +31,7 @@ pub(crate) fn group_facts(program: &Program, drafts: &[LayerFacts], kv: KvType) 
                 tail_row_bytes: 0,
             },
             LayerGroup::Full => {
-                layers.extend(drafts);
+                layers.extend(draft_layers);
                 GroupFacts::full(kv.slot_bytes(&layers) as u64)
             }
         }
@@ -54,22 +53,22 @@ impl Speculation {
 
 impl OpenedModel {
     /// How an engine on the CPU divides `free` bytes of memory, of which the weights take their
-    /// stored size. K and V have the data type `kv`, and at most `default_capacity` slots.
+    /// stored size. K and V have the data type `kv`, and at most `max_default_capacity` slots.
     pub fn memory_division(
         &self,
         config: &EngineConfig,
         kv: KvType,
         free: Option<u64>,
-        default_capacity: Option<u32>,
+        max_default_capacity: Option<u32>,
     ) -> Result<MemoryDivision, Error> {
         let target = &self.model.target;
-        let drafts = self.draft().map_or(&[][..], |(program, _)| &program.layers);
+        let draft_layers = self.draft().map_or(&[][..], |(program, _)| &program.layers);
         let max_model_len = u32::try_from(target.max_positions).unwrap_or(u32::MAX);
         let facts = Facts {
             max_model_len: max_model_len.saturating_add(target.is_encoder().into()),
-            bytes: free.map(|free| free.saturating_sub(self.stored_bytes())),
-            groups: group_facts(target, drafts, kv),
-            default_capacity,
+            free_bytes: free.map(|free| free.saturating_sub(self.stored_bytes())),
+            groups: group_facts(target, draft_layers, kv),
+            max_default_capacity,
             longest_draft: self.speculation().map_or(0, Speculation::longest_draft),
             is_encoder: target.is_encoder(),
             is_cpu: true,

@@ -24,7 +24,7 @@ impl OpenedModel {
         precision: Precision,
         threads: Option<usize>,
     ) -> Result<LoadedModel, Error> {
-        self.check_draft()?;
+        self.reject_recurrent_draft()?;
         let draft = self.draft.take();
         let (weights, draft) = match backend {
             BackendKind::Auto | BackendKind::Cpu => {
@@ -71,8 +71,8 @@ impl OpenedModel {
         Ok(loaded)
     }
 
-    /// Fails for a draft model with recurrent layers, which no backend runs.
-    fn check_draft(&self) -> Result<(), Error> {
+    /// Fails for a draft model with recurrent layers: no backend runs such draft models.
+    fn reject_recurrent_draft(&self) -> Result<(), Error> {
         match self.draft.as_ref().map(OpenedDraft::program).filter(|draft| draft.is_recurrent()) {
             Some(draft) => {
                 let architecture = &draft.architecture;
@@ -221,12 +221,12 @@ impl LoadedModel {
         }
     }
 
-    /// K/V layouts of the draft model's layers; empty without one. Its pool mirrors the target's.
+    /// Layers of the draft model, whose KV pool mirrors the target's; empty without a draft model.
     pub(crate) fn draft_layers(&self) -> &[LayerFacts] {
         self.draft.as_ref().map_or(&[], |draft| &draft.layers)
     }
 
-    /// Bytes of K/V per slot, with those of the draft model.
+    /// Bytes of K/V per slot of the target and the draft model together.
     pub fn slot_bytes(&self) -> usize {
         self.kv.slot_bytes(&self.program().layers) + self.kv.slot_bytes(self.draft_layers())
     }
@@ -369,7 +369,7 @@ impl LoadedModel {
         }
     }
 
-    /// The models of the CPU backend: the target, and the draft model if there is one.
+    /// Target and draft model on the CPU backend; empty for other backends.
     fn cpu_models(&self) -> impl Iterator<Item = &CpuModel> {
         let target = match &self.weights {
             Weights::Cpu(model) => Some(&**model),
@@ -382,7 +382,7 @@ impl LoadedModel {
         target.into_iter().chain(draft)
     }
 
-    /// Packed weights of the target and the draft model; zero but on the CPU backend.
+    /// Packed weights of the target and the draft model; zero on other backends than the CPU.
     pub fn packed_weights(&self) -> PackedWeights {
         PackedWeights {
             bytes: self.cpu_models().map(|model| model.packed_bytes() as u64).sum(),

@@ -156,8 +156,8 @@ impl OpenedModel {
         Ok(self)
     }
 
-    /// Checks that the target can be sharded for `ranks` ranks. Models with recurrent layers are
-    /// refused.
+    /// Checks that the target can be sharded for `ranks` ranks. Fails for models with recurrent
+    /// layers.
     pub fn check_ranks(&self, ranks: usize) -> Result<(), Error> {
         let target = &self.model.target;
         if target.is_recurrent() {

@@ -1,23 +1,23 @@
-//! How engines divide the memory that the weights of a model leave: over the recorded models of
-//! all architectures.
+//! How engines divide the memory that the weights leave, for the recorded models of all
+//! architectures.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir::{BackendKind, EngineConfig, KvType, MemoryDivision, OpenedModel, Precision};
 use kvasir_testkit::paths;
 use std::fs;
 
-/// Memory that the weights leave.
-const LEFT: u64 = 100_000_000;
+/// Bytes of memory that the weights leave.
+const FREE_BYTES: u64 = 100_000_000;
 
 fn opened(name: &str) -> OpenedModel {
     OpenedModel::open(&paths::model(name)).unwrap()
 }
 
-/// The division of [`LEFT`] bytes.
-fn divided(opened: &OpenedModel, default_capacity: Option<u32>) -> MemoryDivision {
+/// Divides [`FREE_BYTES`].
+fn divide(opened: &OpenedModel, max_default_capacity: Option<u32>) -> MemoryDivision {
     let config = EngineConfig { memory_utilization: Some(1.0), ..EngineConfig::default() };
-    let free = Some(opened.stored_bytes() + LEFT);
-    opened.memory_division(&config, KvType::Bf16, free, default_capacity).unwrap()
+    let free = Some(opened.stored_bytes() + FREE_BYTES);
+    opened.memory_division(&config, KvType::Bf16, free, max_default_capacity).unwrap()
 }
 
 #[test]
@@ -25,16 +25,16 @@ fn every_model_divides_its_memory_among_kv_and_states() {
     let (mut hybrids, mut windowed) = (0, 0);
     for folder in fs::read_dir(paths::repository().join("testdata/models")).unwrap() {
         let name = folder.unwrap().file_name().into_string().unwrap();
-        // A draft head alone is no model.
+        // EAGLE-3 heads cannot be opened as models.
         let Ok(opened) = OpenedModel::open(&paths::model(&name)) else {
             assert!(name.starts_with("eagle3"), "{name}");
             continue;
         };
         let target = &opened.model.target;
-        let division = divided(&opened, None);
-        // Layers with windows count in full.
+        let division = divide(&opened, None);
+        // Sliding-window layers have K/V of all tokens.
         assert_eq!(division.slot_bytes, KvType::Bf16.slot_bytes(&target.layers) as u64, "{name}");
-        let unused = LEFT - division.bytes();
+        let unused = FREE_BYTES - division.bytes();
         assert!(unused < division.slot_bytes, "{name}: {unused} bytes are unused");
         assert_eq!(division.states.is_some(), target.is_recurrent(), "{name}");
         windowed += u32::from(!target.windows().is_empty());
@@ -42,10 +42,10 @@ fn every_model_divides_its_memory_among_kv_and_states() {
         hybrids += 1;
         assert_eq!(states.state_bytes, 4 * target.state_elements() as u64, "{name}");
         assert_eq!((states.tail_bytes, states.config.tail_rows), (0, 0), "{name}");
-        assert!(states.checkpoint_bytes() <= LEFT / 8 && states.config.checkpoints >= 4, "{name}");
+        assert!(states.checkpoint_bytes() <= FREE_BYTES / 8 && states.config.checkpoints >= 4, "{name}");
         assert!(states.config.live > 1 && states.config.interval >= 256, "{name}");
 
-        let capped = divided(&opened, Some(4096));
+        let capped = divide(&opened, Some(4096));
         assert_eq!((capped.slots, capped.is_capped), (4096, true), "{name}");
     }
     assert!(hybrids >= 8 && windowed >= 4, "{hybrids} hybrids, {windowed} with windows");
@@ -53,17 +53,17 @@ fn every_model_divides_its_memory_among_kv_and_states() {
 
 #[test]
 fn drafts_take_kv_slots_and_tails() {
-    let alone = divided(&opened("qwen3_5_mtp"), None);
+    let alone = divide(&opened("qwen3_5_mtp"), None);
     let drafting = opened("qwen3_5_mtp").speculate(&"mtp:3".parse().unwrap()).unwrap();
-    let states = divided(&drafting, None).states.unwrap();
+    let states = divide(&drafting, None).states.unwrap();
     let rows = drafting.model.target.states.iter().map(|state| state.tail_elements as u64 * 4);
     assert_eq!((states.config.tail_rows, states.tail_bytes), (3, 3 * rows.sum::<u64>()));
     let layers = &drafting.draft().unwrap().0.layers;
     let draft_bytes = KvType::Bf16.slot_bytes(layers) as u64;
-    assert_eq!(divided(&drafting, None).slot_bytes, alone.slot_bytes + draft_bytes);
+    assert_eq!(divide(&drafting, None).slot_bytes, alone.slot_bytes + draft_bytes);
 
-    let lookup = opened("qwen3_5").speculate(&"ngram:tokens=6".parse().unwrap()).unwrap();
-    assert_eq!(divided(&lookup, None).states.unwrap().config.tail_rows, 6);
+    let ngram = opened("qwen3_5").speculate(&"ngram:tokens=6".parse().unwrap()).unwrap();
+    assert_eq!(divide(&ngram, None).states.unwrap().config.tail_rows, 6);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn unpacked_matrices_and_mapped_tables_count_as_taken() {
     cpu.pack().unwrap();
     assert_eq!(loaded.pending_weight_bytes(), table);
 
-    // A draft model has weights of its own.
+    // The weights of a draft model count, too.
     let spec = format!("draft:{}", paths::model("qwen3_bf16").display());
     let drafting = load(opened("qwen3_bf16").speculate(&spec.parse().unwrap()).unwrap());
     assert_eq!(drafting.pending_weight_bytes(), 2 * (unpacked + table));

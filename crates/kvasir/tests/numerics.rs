@@ -29,14 +29,14 @@ use std::{
 };
 
 /// Wraps an executor and records the logits of each position of each request.
-struct Listening {
+struct RecordingExecutor {
     inner: AnyExecutor,
     logits: RecordedLogits,
     /// Requests that shared a step with others.
-    in_company: BTreeSet<u64>,
+    batched: BTreeSet<u64>,
 }
 
-impl Executor for Listening {
+impl Executor for RecordingExecutor {
     type Pending = AnyPending;
 
     fn abilities(&self) -> Abilities {
@@ -56,21 +56,21 @@ impl Executor for Listening {
         let (step, result) = self.inner.wait(pending);
         self.logits.record(&step);
         if step.batch.rows.len() > 1 {
-            self.in_company.extend(step.batch.rows.iter().map(|row| row.request));
+            self.batched.extend(step.batch.rows.iter().map(|row| row.request));
         }
         (step, result)
     }
 }
 
 /// Output of a request: tokens, and logits of each sampled position.
-type Said = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
+type RequestOutput = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
 
 /// Coverage of a run, so that a vacuous test fails.
 #[derive(Debug, Default)]
-struct Seen {
+struct Coverage {
     hits: u32,
     preemptions: u32,
-    in_company: usize,
+    batched: usize,
 }
 
 fn load(case: &str, arithmetic: Precision, threads: usize) -> Arc<CpuModel> {
@@ -89,15 +89,15 @@ fn tokens(n: usize, salt: usize) -> Vec<Token> {
 /// threshold.
 fn requests(model: &CpuModel) -> Vec<Request> {
     // Longer than one KV chunk of the attention kernel.
-    let trunk = tokens(70, 1);
-    let on = |tail: usize, salt: usize| [&trunk[..], &tokens(tail, salt)].concat();
+    let shared = tokens(70, 1);
+    let after_shared = |tail: usize, salt: usize| [&shared[..], &tokens(tail, salt)].concat();
     let all = [
-        (on(5, 2), 9, 0.0),
+        (after_shared(5, 2), 9, 0.0),
         (tokens(23, 3), 14, 0.9),
-        (on(9, 4), 12, 0.0),
-        (on(5, 2), 9, 0.8),
+        (after_shared(9, 4), 12, 0.0),
+        (after_shared(5, 2), 9, 0.8),
         (tokens(3, 5), 11, 0.0),
-        (on(1, 6), 6, 1.2),
+        (after_shared(1, 6), 6, 1.2),
     ];
     let request = |(tag, (prompt, max_tokens, temperature)): (usize, (Vec<Token>, u32, f32))| {
         let sampling = Sampling { temperature, seed: tag as u64 + 7, ..Sampling::default() };
@@ -141,7 +141,7 @@ impl Frozen {
 }
 
 /// One configuration under test.
-struct Way {
+struct Setup {
     cache: CacheKind,
     policy: &'static str,
     slots: u32,
@@ -149,7 +149,7 @@ struct Way {
     kv: KvType,
 }
 
-impl Way {
+impl Setup {
     fn policy(&self) -> Box<dyn Policy> {
         match self.policy {
             "whole" => Box::new(PrefillFirst::new(Chunking::Off, 0.0)),
@@ -165,7 +165,7 @@ impl Way {
         }
     }
 
-    fn engine(&self, model: &Arc<CpuModel>, prefix: Option<&Frozen>) -> Engine<Listening> {
+    fn engine(&self, model: &Arc<CpuModel>, prefix: Option<&Frozen>) -> Engine<RecordingExecutor> {
         let rectangular = self.policy == "rectangular";
         let config = CacheConfig {
             block_size: 8,
@@ -194,9 +194,9 @@ impl Way {
         let inner = AnyExecutor::Cpu(Box::new(inner));
         let inner = if self.overlap { inner.on_thread().unwrap() } else { inner };
         let logits = RecordedLogits::new(model.program().vocab);
-        let listening = Listening { inner, logits, in_company: BTreeSet::new() };
+        let executor = RecordingExecutor { inner, logits, batched: BTreeSet::new() };
         let core = Core::new(limits, Order::Fcfs, self.policy(), cache);
-        Engine::new(core, listening, || 0).overlap(self.overlap)
+        Engine::new(core, executor, || 0).overlap(self.overlap)
     }
 
     /// Runs requests that arrive one by one, each with `n` siblings; returns outputs by tag.
@@ -205,9 +205,9 @@ impl Way {
         model: &Arc<CpuModel>,
         requests: &[Request],
         n: u32,
-        seen: &mut Seen,
-    ) -> BTreeMap<u64, Said> {
-        self.run_on(model, None, requests, n, seen)
+        coverage: &mut Coverage,
+    ) -> BTreeMap<u64, RequestOutput> {
+        self.run_on(model, None, requests, n, coverage)
     }
 
     /// Runs requests behind a frozen prefix, if given.
@@ -217,10 +217,10 @@ impl Way {
         prefix: Option<&Frozen>,
         requests: &[Request],
         n: u32,
-        seen: &mut Seen,
-    ) -> BTreeMap<u64, Said> {
+        coverage: &mut Coverage,
+    ) -> BTreeMap<u64, RequestOutput> {
         let mut engine = self.engine(model, prefix);
-        let mut answered: BTreeMap<u64, Said> = BTreeMap::new();
+        let mut answered: BTreeMap<u64, RequestOutput> = BTreeMap::new();
         let mut ids: BTreeMap<u64, RequestId> = BTreeMap::new();
         let mut waiting = requests.iter();
         for turn in 0.. {
@@ -237,16 +237,16 @@ impl Way {
             }
             for ended in outbox.ended.drain(..) {
                 assert_eq!(ended.finish, Finish::MaxTokens);
-                seen.hits += u32::from(ended.cached > 0);
-                seen.preemptions += ended.preemptions;
+                coverage.hits += u32::from(ended.cached > 0);
+                coverage.preemptions += ended.preemptions;
             }
             outbox.clear();
             if done == Turn::Idle && waiting.len() == 0 {
                 break;
             }
-            assert!(turn < 2000, "no end in sight");
+            assert!(turn < 2000, "requests did not finish");
         }
-        seen.in_company += engine.executor().in_company.len();
+        coverage.batched += engine.executor().batched.len();
         for (tag, (_, logits)) in &mut answered {
             *logits = engine.executor().logits.of(ids[tag].0);
         }
@@ -255,17 +255,17 @@ impl Way {
 }
 
 /// Reference outputs: each request and sibling alone, whole prompt, contiguous cache, one thread.
-fn alone(case: &str, arithmetic: Precision, kv: Option<KvType>, n: u64) -> BTreeMap<u64, Said> {
+fn run_alone(case: &str, arithmetic: Precision, kv: Option<KvType>, n: u64) -> BTreeMap<u64, RequestOutput> {
     let model = load(case, arithmetic, 1);
     let kv = kv.unwrap_or(model.natural_kv());
-    let way = Way { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
+    let setup = Setup { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
     let mut answered = BTreeMap::new();
     for request in requests(&model) {
         for i in 0..n {
             let mut one = request.clone();
             one.tag += i;
             one.params.sampling.seed += i;
-            answered.append(&mut way.run(&model, &[one], 1, &mut Seen::default()));
+            answered.append(&mut setup.run(&model, &[one], 1, &mut Coverage::default()));
         }
         let (tokens, logits) = &answered[&request.tag];
         assert_eq!((tokens.len(), logits.len()), (request.params.max_tokens as usize, tokens.len()));
@@ -273,7 +273,7 @@ fn alone(case: &str, arithmetic: Precision, kv: Option<KvType>, n: u64) -> BTree
     answered
 }
 
-fn compare(about: &str, wanted: &BTreeMap<u64, Said>, got: &BTreeMap<u64, Said>) {
+fn compare(about: &str, wanted: &BTreeMap<u64, RequestOutput>, got: &BTreeMap<u64, RequestOutput>) {
     assert!(got.keys().eq(wanted.keys()), "{about}");
     for (tag, (tokens, logits)) in got {
         assert_eq!(tokens, &wanted[tag].0, "{about}: tokens of request {tag}");
@@ -286,10 +286,10 @@ const POLICIES: [&str; 5] = ["whole", "prefill-first", "chunked", "mixed", "rect
 /// Every cache under every policy, with and without overlap; with `tight`, in a pool too small for
 /// all.
 fn matrix(case: &str, arithmetic: Precision, kv: Option<KvType>, tight: bool) {
-    let wanted = alone(case, arithmetic, kv, 1);
+    let wanted = run_alone(case, arithmetic, kv, 1);
     let models = [load(case, arithmetic, 1), load(case, arithmetic, 2)];
     let requests = requests(&models[0]);
-    let mut seen = Seen::default();
+    let mut coverage = Coverage::default();
     let mut runs = 0;
     for cache in CacheKind::ALL {
         for policy in POLICIES {
@@ -301,15 +301,15 @@ fn matrix(case: &str, arithmetic: Precision, kv: Option<KvType>, tight: bool) {
                 let model = &models[runs / 2 % 2];
                 let slots = if tight { 104 } else { 800 };
                 let kv = kv.unwrap_or(model.natural_kv());
-                let way = Way { cache: *cache, policy, slots, overlap, kv };
+                let setup = Setup { cache: *cache, policy, slots, overlap, kv };
                 let about = format!("{case}, {cache}, {policy}, {kv}, {slots} slots, overlap {overlap}");
-                compare(&about, &wanted, &way.run(model, &requests, 1, &mut seen));
+                compare(&about, &wanted, &setup.run(model, &requests, 1, &mut coverage));
                 runs += 1;
             }
         }
     }
-    assert!(seen.hits >= 8 && seen.in_company > 50, "{case}: {seen:?}");
-    assert!(!tight || seen.preemptions >= 5, "{case}: {seen:?}");
+    assert!(coverage.hits >= 8 && coverage.batched > 50, "{case}: {coverage:?}");
+    assert!(!tight || coverage.preemptions >= 5, "{case}: {coverage:?}");
 }
 
 #[test]
@@ -322,29 +322,29 @@ fn forked_off_a_shared_prefix() {
         let frozen = tokens(67, 1);
         let mut requests = requests(&models[0]);
         requests.retain(|request| request.prompt.starts_with(&frozen));
-        let whole = Way { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
+        let whole = Setup { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
         let mut wanted = BTreeMap::new();
         for request in &requests {
             let alone = std::slice::from_ref(request);
-            wanted.append(&mut whole.run(&models[0], alone, 1, &mut Seen::default()));
+            wanted.append(&mut whole.run(&models[0], alone, 1, &mut Coverage::default()));
         }
         let prefix = Frozen::new(&models[0], &frozen, 60, kv);
-        let mut seen = Seen::default();
+        let mut coverage = Coverage::default();
         for (runs, cache) in CacheKind::ALL.iter().enumerate() {
             for policy in ["whole", "prefill-first", "chunked", "mixed"] {
                 let blocks = cache.is_block_based();
-                let way = Way {
+                let setup = Setup {
                     cache: *cache,
                     policy,
                     slots: if blocks { 40 } else { 34 },
                     overlap: runs % 2 == 0,
                     kv,
                 };
-                let got = way.run_on(&models[runs % 2], Some(&prefix), &requests, 1, &mut seen);
+                let got = setup.run_on(&models[runs % 2], Some(&prefix), &requests, 1, &mut coverage);
                 compare(&format!("{case}, {cache}, {policy}, behind a prefix"), &wanted, &got);
             }
         }
-        assert!(seen.preemptions > 0 && seen.in_company > 10, "{case}: {seen:?}");
+        assert!(coverage.preemptions > 0 && coverage.batched > 10, "{case}: {coverage:?}");
     }
 }
 
@@ -387,20 +387,20 @@ fn experts_in_bf16_and_in_floats_of_four_bits() {
 
 #[test]
 fn siblings_share_their_prompt() {
-    let wanted = alone("gemma3", Precision::Auto, None, 3);
+    let wanted = run_alone("gemma3", Precision::Auto, None, 3);
     let model = load("gemma3", Precision::Auto, 2);
     for cache in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix] {
-        let mut seen = Seen::default();
-        let way = Way { cache, policy: "mixed", slots: 800, overlap: true, kv: model.natural_kv() };
-        let got = way.run(&model, &requests(&model), 3, &mut seen);
+        let mut coverage = Coverage::default();
+        let setup = Setup { cache, policy: "mixed", slots: 800, overlap: true, kv: model.natural_kv() };
+        let got = setup.run(&model, &requests(&model), 3, &mut coverage);
         compare(&cache.to_string(), &wanted, &got);
-        assert!(seen.hits > 6, "{cache}: {seen:?}");
+        assert!(coverage.hits > 6, "{cache}: {coverage:?}");
     }
 }
 
 /// Hidden state of a prompt, optionally preempted after its first chunk.
-fn state(way: &Way, model: &Arc<CpuModel>, is_preempted: bool) -> Vec<u32> {
-    let mut engine = way.engine(model, None);
+fn state(setup: &Setup, model: &Arc<CpuModel>, is_preempted: bool) -> Vec<u32> {
+    let mut engine = setup.engine(model, None);
     let sampling = Sampling { hidden: true, ..Sampling::default() };
     let params = Params { max_tokens: 1, sampling, ..Params::default() };
     let id = engine.add_request(Request { tag: 1, prompt: tokens(60, 9), params }).unwrap();
@@ -427,7 +427,8 @@ fn state(way: &Way, model: &Arc<CpuModel>, is_preempted: bool) -> Vec<u32> {
 fn an_embedding_is_the_same_after_a_preemption() {
     let model = load("qwen3_yarn_swa", Precision::Auto, 2);
     for cache in CacheKind::ALL {
-        let way = Way { cache: *cache, policy: "chunked", slots: 200, overlap: true, kv: model.natural_kv() };
-        assert_eq!(state(&way, &model, true), state(&way, &model, false), "{cache}");
+        let setup =
+            Setup { cache: *cache, policy: "chunked", slots: 200, overlap: true, kv: model.natural_kv() };
+        assert_eq!(state(&setup, &model, true), state(&setup, &model, false), "{cache}");
     }
 }

@@ -36,7 +36,7 @@ enum Shape {
 
 /// Coverage, so that a vacuous test fails.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+struct Coverage {
     left_padded: usize,
     right_padded: usize,
     redirected: usize,
@@ -51,7 +51,7 @@ struct Checked {
     logits: RecordedLogits,
     shape: Shape,
     dummy: u32,
-    seen: Seen,
+    coverage: Coverage,
 }
 
 impl Checked {
@@ -62,14 +62,14 @@ impl Checked {
         for (row, planned) in rows().filter(|(row, _)| row.kind == RowKind::Dummy) {
             assert_eq!((planned.read_len, planned.segments.len), (0, 0));
             assert!(plan.write_slots[planned.queries.range()].iter().all(|slot| *slot == self.dummy));
-            self.seen.dummy_tokens += row.tokens.len as usize;
+            self.coverage.dummy_tokens += row.tokens.len as usize;
         }
         if batch.rows.iter().all(|row| !row.kind.is_prefill()) {
             let sizes = self.inner.abilities().batch_sizes;
             let fits = sizes.is_empty() || batch.rows.len() > *sizes.last().unwrap() as usize;
             assert!(fits || sizes.contains(&(batch.rows.len() as u32)), "{} rows", batch.rows.len());
-            self.seen.dummy_rows += batch.rows.len() - real().count();
-            self.seen.wide_steps += usize::from(real().count() > 1);
+            self.coverage.dummy_rows += batch.rows.len() - real().count();
+            self.coverage.wide_steps += usize::from(real().count() > 1);
         }
         let Shape::Rectangle(block, chunk) = self.shape else { return };
         let width = real().map(|(_, planned)| planned.read_len).max().unwrap();
@@ -80,14 +80,15 @@ impl Checked {
             assert!(entries[..left].iter().all(|slot| slot / block == 0), "block 0 is the dummy block");
             assert!(entries[left..].iter().all(|slot| slot / block > 0));
             let last = row.tokens.len - 1;
-            let seen: Vec<_> = (0..width).filter(|entry| plan.sees(planned, last, *entry)).collect();
+            let visible: Vec<_> = (0..width).filter(|entry| plan.sees(planned, last, *entry)).collect();
             assert!(
-                seen[0] as usize == left
-                    && seen.len() == plan.positions[row.tokens.range()].last().copied().unwrap() as usize + 1
+                visible[0] as usize == left
+                    && visible.len()
+                        == plan.positions[row.tokens.range()].last().copied().unwrap() as usize + 1
             );
-            self.seen.left_padded += usize::from(left > 0);
-            self.seen.right_padded += usize::from(left + seen.len() < width as usize);
-            self.seen.redirected += planned.redirected as usize;
+            self.coverage.left_padded += usize::from(left > 0);
+            self.coverage.right_padded += usize::from(left + visible.len() < width as usize);
+            self.coverage.redirected += planned.redirected as usize;
         }
         if batch.rows.iter().any(|row| row.kind.is_prefill()) {
             assert_eq!(
@@ -124,10 +125,10 @@ impl Executor for Checked {
 }
 
 /// Tokens of a request, and the logits of each sampled position.
-type Answered = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
+type RequestOutput = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
 
-/// How requests run.
-struct Way {
+/// Cache and batch shape of a run.
+struct Setup {
     cache: CacheKind,
     block: u32,
     rectangle: Option<RectangularConfig>,
@@ -135,7 +136,7 @@ struct Way {
     sharing: bool,
 }
 
-impl Way {
+impl Setup {
     fn engine(&self, model: &PlainModel) -> Engine<Checked> {
         let config = CacheConfig {
             block_size: self.block,
@@ -166,15 +167,20 @@ impl Way {
         };
         let inner = PlainExecutor::new(model, pool).with_batch_sizes(self.batch_sizes.clone());
         let logits = RecordedLogits::new(model.program().vocab);
-        let (dummy, seen) = (cache.shape().dummy_slot, Seen::default());
-        let executor = Checked { inner, logits, shape, dummy, seen };
+        let (dummy, coverage) = (cache.shape().dummy_slot, Coverage::default());
+        let executor = Checked { inner, logits, shape, dummy, coverage };
         Engine::new(Core::new(limits, Order::Fcfs, policy, cache), executor, || 0)
     }
 
     /// Runs requests that arrive in every second turn; returns outputs by tag.
-    fn run(&self, model: &PlainModel, requests: &[Request], seen: &mut Seen) -> BTreeMap<u64, Answered> {
+    fn run(
+        &self,
+        model: &PlainModel,
+        requests: &[Request],
+        coverage: &mut Coverage,
+    ) -> BTreeMap<u64, RequestOutput> {
         let mut engine = self.engine(model);
-        let (mut answered, mut ids) = (BTreeMap::<u64, Answered>::new(), BTreeMap::new());
+        let (mut outputs, mut ids) = (BTreeMap::<u64, RequestOutput>::new(), BTreeMap::new());
         let mut waiting = requests.iter();
         for turn in 0.. {
             if turn % 2 == 0
@@ -185,26 +191,26 @@ impl Way {
             let done = engine.step().unwrap();
             let outbox = engine.core_mut().outbox();
             for EventOutput { event, tokens, .. } in outbox.iter() {
-                answered.entry(event.tag).or_default().0.extend_from_slice(tokens);
+                outputs.entry(event.tag).or_default().0.extend_from_slice(tokens);
             }
             outbox.clear();
             if done == Turn::Idle && waiting.len() == 0 {
                 break;
             }
-            assert!(turn < 5000, "no end in sight");
+            assert!(turn < 5000, "requests did not finish");
         }
-        let Checked { logits: recorded, seen: saw, .. } = engine.executor();
-        for (tag, (tokens, logits)) in &mut answered {
+        let Checked { logits: recorded, coverage: step_coverage, .. } = engine.executor();
+        for (tag, (tokens, logits)) in &mut outputs {
             *logits = recorded.of(ids[tag]);
             assert_eq!(tokens.len(), logits.len());
         }
-        seen.left_padded += saw.left_padded;
-        seen.right_padded += saw.right_padded;
-        seen.redirected += saw.redirected;
-        seen.dummy_tokens += saw.dummy_tokens;
-        seen.dummy_rows += saw.dummy_rows;
-        seen.wide_steps += saw.wide_steps;
-        answered
+        coverage.left_padded += step_coverage.left_padded;
+        coverage.right_padded += step_coverage.right_padded;
+        coverage.redirected += step_coverage.redirected;
+        coverage.dummy_tokens += step_coverage.dummy_tokens;
+        coverage.dummy_rows += step_coverage.dummy_rows;
+        coverage.wide_steps += step_coverage.wide_steps;
+        outputs
     }
 }
 
@@ -238,34 +244,41 @@ fn requests(random: &mut Random, model: &PlainModel) -> Vec<Request> {
 const CASES: [&str; 5] = ["qwen3_yarn_swa", "gpt_oss", "deepseek_v32", "gemma3", "gemma4_ple"];
 const SEEDS: u64 = 3;
 
-/// Runs `ways` of random workloads on every checkpoint and compares with each request alone.
-fn same_bits(ways: impl Fn(&mut Random) -> Vec<Way>) -> Seen {
-    let mut seen = Seen::default();
+/// Runs `setups` of random workloads on every checkpoint and compares with each request alone.
+fn same_bits(setups: impl Fn(&mut Random) -> Vec<Setup>) -> Coverage {
+    let mut coverage = Coverage::default();
     for case in CASES {
         let model = load(case);
         for seed in 0..SEEDS {
             let mut random = Random::new(seed);
             let requests = requests(&mut random, &model);
             let ragged =
-                |cache| Way { cache, block: 8, rectangle: None, batch_sizes: Vec::new(), sharing: true };
+                |cache| Setup { cache, block: 8, rectangle: None, batch_sizes: Vec::new(), sharing: true };
             let mut wanted = BTreeMap::new();
             for request in &requests {
                 let alone = std::slice::from_ref(request);
-                wanted.append(&mut ragged(CacheKind::Contiguous).run(&model, alone, &mut Seen::default()));
+                wanted.append(&mut ragged(CacheKind::Contiguous).run(
+                    &model,
+                    alone,
+                    &mut Coverage::default(),
+                ));
             }
-            let together = ragged(CacheKind::Radix).run(&model, &requests, &mut Seen::default());
+            let together = ragged(CacheKind::Radix).run(&model, &requests, &mut Coverage::default());
             assert!(together == wanted, "{case}, seed {seed}: ragged");
-            for (n, way) in ways(&mut random).iter().enumerate() {
-                assert!(way.run(&model, &requests, &mut seen) == wanted, "{case}, seed {seed}, way {n}");
+            for (n, setup) in setups(&mut random).iter().enumerate() {
+                assert!(
+                    setup.run(&model, &requests, &mut coverage) == wanted,
+                    "{case}, seed {seed}, setup {n}"
+                );
             }
         }
     }
-    seen
+    coverage
 }
 
 #[test]
 fn rectangles_and_ragged_rows_give_the_same_bits() {
-    let seen = same_bits(|random| {
+    let coverage = same_bits(|random| {
         let rectangle = |cache| {
             let block = random.pick(&[2, 4, 8]);
             let max_batch = random.between(1, 5);
@@ -279,28 +292,34 @@ fn rectangles_and_ragged_rows_give_the_same_bits() {
             };
             let batch_sizes = if random.chance(30) { vec![2, 4] } else { Vec::new() };
             let sharing = random.chance(70);
-            Way { cache, block, rectangle: Some(config), batch_sizes, sharing }
+            Setup { cache, block, rectangle: Some(config), batch_sizes, sharing }
         };
         [CacheKind::Paged, CacheKind::Radix].map(rectangle).into()
     });
-    println!("{seen:?}");
-    assert!(seen.left_padded > 50 && seen.right_padded > 50 && seen.redirected > 0, "{seen:?}");
-    assert!(seen.dummy_tokens > 100 && seen.dummy_rows > 0 && seen.wide_steps > 20, "{seen:?}");
+    println!("{coverage:?}");
+    assert!(
+        coverage.left_padded > 50 && coverage.right_padded > 50 && coverage.redirected > 0,
+        "{coverage:?}"
+    );
+    assert!(
+        coverage.dummy_tokens > 100 && coverage.dummy_rows > 0 && coverage.wide_steps > 20,
+        "{coverage:?}"
+    );
 }
 
 #[test]
 fn padded_decode_batches_give_the_same_bits() {
-    let seen = same_bits(|random| {
+    let coverage = same_bits(|random| {
         let sizes = [vec![1, 2, 4, 8], vec![3, 5], vec![8]];
         let padded = |cache: &CacheKind| {
             let batch_sizes = sizes[random.between(0, 2) as usize].clone();
-            Way { cache: *cache, block: 8, rectangle: None, batch_sizes, sharing: true }
+            Setup { cache: *cache, block: 8, rectangle: None, batch_sizes, sharing: true }
         };
         [CacheKind::Paged, CacheKind::Radix, CacheKind::Cells].iter().map(padded).collect()
     });
-    println!("{seen:?}");
+    println!("{coverage:?}");
     assert!(
-        seen.dummy_rows > 100 && seen.dummy_tokens == seen.dummy_rows && seen.wide_steps > 20,
-        "{seen:?}"
+        coverage.dummy_rows > 100 && coverage.dummy_tokens == coverage.dummy_rows && coverage.wide_steps > 20,
+        "{coverage:?}"
     );
 }

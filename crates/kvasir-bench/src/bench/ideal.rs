@@ -1,4 +1,4 @@
-//! Roofline model of a benchmark: FLOPs per precision and bytes moved at least.
+//! Roofline model of a benchmark: FLOPs per precision and a lower bound on the bytes moved.
 //!
 //! `seconds = max(FLOPs / peak FLOPs, bytes / bandwidth)`. FLOPs are split by GEMM input type and
 //! attention. Bytes are the weights once per step, the K/V rows that attention reads, and the

@@ -14,12 +14,12 @@ use kvasir_sim::{Preset, Totals};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt};
 
-/// Prefix hits that were short for one reason.
+/// Counts of the short prefix hits that have the same reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ShortHits {
-    /// Number of requests.
+    /// Requests with such a hit.
     pub requests: u64,
-    /// Their prompt tokens that were not cached.
+    /// Prompt tokens of these requests that were not cached.
     pub tokens: u64,
 }
 
@@ -36,7 +36,7 @@ pub struct Outcome {
     pub cached: u32,
     /// Prompt tokens that matched cached K/V.
     pub matched: u32,
-    /// Why the prefix hit was short, if it was.
+    /// Why the prefix hit was short; `None` if it was not.
     pub cache_end: Option<ShortHit>,
     /// Output tokens.
     pub outputs: u32,
@@ -434,13 +434,13 @@ impl Report {
 
 /// Number of short prefix hits by reason, with the prompt tokens that were not cached.
 fn short_hits(by_reason: &BTreeMap<ShortHit, ShortHits>) -> String {
-    let one = |(short, hits): (&ShortHit, &ShortHits)| {
+    let entry = |(short, hits): (&ShortHit, &ShortHits)| {
         format!("{short} {} ({} tokens)", grouped(hits.requests), grouped(hits.tokens))
     };
     if by_reason.is_empty() {
         "none".into()
     } else {
-        by_reason.iter().map(one).collect::<Vec<_>>().join(", ")
+        by_reason.iter().map(entry).collect::<Vec<_>>().join(", ")
     }
 }
 

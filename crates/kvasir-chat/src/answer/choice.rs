@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_within_a_call_is_no_text() {
+    fn a_truncated_call_yields_no_text() {
         let marked = "Hm.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
         let tagged = "Hm.\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
         for (dialect, whole) in [(ToolDialect::Hermes, marked), (ToolDialect::Glm45, tagged)] {

@@ -97,7 +97,7 @@ pub(crate) const KIMI_K2: JsonMarkers = JsonMarkers {
     close: Some("<|tool_call_end|>"),
     decoration: &["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"],
     unmarked: false,
-    // The call's index follows the name's colon; the parser skips it.
+    // The call index follows the colon after the name. The parser skips it.
     body: CallBody::Named { before: "functions.", between: &[":", "<|tool_call_argument_begin|>"] },
 };
 

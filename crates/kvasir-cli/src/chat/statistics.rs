@@ -22,7 +22,7 @@ fn rate(tokens: u64, decode_time: Duration) -> Option<f64> {
     (tokens > 1 && seconds > 0.0).then(|| (tokens - 1) as f64 / seconds)
 }
 
-fn say_rate(rate: Option<f64>) -> String {
+fn format_rate(rate: Option<f64>) -> String {
     rate.map_or_else(String::new, |rate| {
         if rate < 10.0 { format!(" · {rate:.1} tok/s") } else { format!(" · {rate:.0} tok/s") }
     })
@@ -57,7 +57,7 @@ impl Tally {
         format!(
             "{}{} · first after {:.0} ms · {} of {} prompt tokens cached{}{}{cut}",
             plural(u64::from(ended.tokens), "token"),
-            say_rate(rate(u64::from(ended.tokens), ended.decode_time)),
+            format_rate(rate(u64::from(ended.tokens), ended.decode_time)),
             ended.ttft.as_secs_f64() * 1000.0,
             ended.cached,
             ended.prompt,
@@ -75,7 +75,8 @@ impl Tally {
             Some(tokens) => format!("{tokens} of {max_len} tokens"),
             None => format!("up to {max_len} tokens, counted with the next answer"),
         };
-        let speed = say_rate(rate(self.made.saturating_sub(u64::from(self.answers)) + 1, self.decode_time));
+        let speed =
+            format_rate(rate(self.made.saturating_sub(u64::from(self.answers)) + 1, self.decode_time));
         let mut lines = vec![
             ("answers  ", format!("{}{stopped}", self.answers)),
             ("generated", format!("{}{speed}", plural(self.made, "token"))),

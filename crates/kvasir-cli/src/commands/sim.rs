@@ -210,7 +210,7 @@ impl Args {
         let config = self.options.over(&written)?.config()?;
         let facts = Facts {
             max_model_len: preset.shape.max_model_len,
-            bytes: Some(preset.free_bytes()),
+            free_bytes: Some(preset.free_bytes()),
             groups: vec![GroupFacts::full(preset.slot_bytes())],
             is_cpu: preset.machine.is_cpu,
             is_simulated: true,

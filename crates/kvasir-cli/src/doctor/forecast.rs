@@ -25,15 +25,16 @@ pub(crate) struct Forecast {
     pub(crate) free: Option<u64>,
     /// Longest context of the model in tokens.
     pub(crate) longest: usize,
-    /// Division of the memory that the weights leave, if it is known and holds a sequence.
+    /// Division of the memory that the weights leave; `None` if that memory is unknown or holds
+    /// less than one sequence.
     pub(crate) division: Option<MemoryDivision>,
     /// Tokens of the predicted prompt, and the least seconds to its first token.
     pub(crate) first_token: Option<(usize, f64)>,
 }
 
 impl Forecast {
-    /// Predicts from the file's headers, for K/V of this type in the engine of `config`. `peaks` are
-    /// the arithmetic limits, if measured.
+    /// Predicts from the headers of the model files. `kv` is the data type of K/V, `config` the
+    /// configuration of the engine; `peaks` are the arithmetic limits, if measured.
     pub(crate) fn of(
         opened: &OpenedModel,
         kv: KvType,
@@ -43,7 +44,7 @@ impl Forecast {
     ) -> Self {
         let target = &opened.model.target;
         let stored = opened.stored_bytes();
-        // The forecast tells what a given capacity could be.
+        // Ignores a configured capacity: the forecast reports what the memory holds.
         let config = EngineConfig { kv_capacity: None, ..config.clone() };
         let division = free.and_then(|free| opened.memory_division(&config, kv, Some(free), None).ok());
         let prompt = PROMPT.min(target.max_positions);
@@ -56,7 +57,8 @@ impl Forecast {
         }
     }
 
-    /// Longest context of the model that the memory holds, in tokens, if known.
+    /// Longest context in tokens that the model supports and the memory holds; `None` without
+    /// a division.
     pub(crate) fn context(&self) -> Option<u64> {
         self.division.map(|division| u64::from(division.slots).min(self.longest as u64))
     }
@@ -222,9 +224,9 @@ mod tests {
             let spec = format!("{method}:{}", kvasir_testkit::paths::model(draft).display());
             let with = opened(name).speculate(&spec.parse().unwrap()).unwrap();
             let config = EngineConfig { memory_utilization: Some(1.0), ..EngineConfig::default() };
-            let of =
+            let forecast =
                 |opened: &OpenedModel, free| Forecast::of(opened, KvType::Bf16, free, &config, Some(&PEAKS));
-            let (alone, both) = (of(&opened(name), None), of(&with, None));
+            let (alone, both) = (forecast(&opened(name), None), forecast(&with, None));
             let (program, checkpoint) = with.draft().unwrap();
             let own: u64 = checkpoint.tensors().map(|tensor| tensor.bytes.len() as u64).sum();
             // The target borrows the projection of an EAGLE-3 head, which counts once.
@@ -232,9 +234,10 @@ mod tests {
             let slot =
                 KvType::Bf16.slot_bytes(&with.model.target.layers) + KvType::Bf16.slot_bytes(&program.layers);
             let free = both.stored + 20 * slot as u64;
-            assert_eq!(of(&with, Some(free)).division.map(|division| division.slots), Some(20), "{method}");
+            let division = forecast(&with, Some(free)).division;
+            assert_eq!(division.map(|division| division.slots), Some(20), "{method}");
             assert!(both.first_token.unwrap().1 > alone.first_token.unwrap().1, "{method}");
-            assert_eq!(of(&with, Some(both.stored - 1)).fits(), Some(false), "{method}");
+            assert_eq!(forecast(&with, Some(both.stored - 1)).fits(), Some(false), "{method}");
         }
     }
 

@@ -68,7 +68,10 @@ fn context(opened: &OpenedModel, forecast: &Forecast) -> Check {
     let mut found = format!("{per_gb} tokens of K/V per GB in bf16");
     let mut check = Check::ok("context", "");
     if let (Some(division), Some(longest)) = (forecast.division, forecast.context()) {
-        found += &format!(", {} in what weights leave; contexts of up to {longest}", division.slots);
+        found += &format!(
+            ", {} in the memory that the weights leave; contexts of up to {longest}",
+            division.slots
+        );
         check = check.value("tokens", division.slots).value("longest", longest);
         if let Some(states) = division.states {
             found += &format!("; {states}");

@@ -71,7 +71,7 @@ impl fmt::Display for Failure {
 fn flag(parameter: &str) -> String {
     match parameter {
         "speculation" => "--spec".into(),
-        // No option of the command line.
+        // A property of the model, not an option.
         "recurrent_layers" => "recurrent layers".into(),
         _ => format!("--{}", parameter.replace('_', "-")),
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-/// Units and their bytes.
+/// Units, each with its number of bytes.
 const UNITS: [(&str, u64); 9] = [
     ("", 1),
     ("kB", 1_000),
@@ -25,9 +25,10 @@ impl ByteSize {
         self.0
     }
 
-    /// Parses `NUMBER[UNIT]`. The number may have a fraction, the unit any case and no final `B`.
+    /// Parses `NUMBER[UNIT]`. The number may have a fraction. The unit is case-insensitive, and its
+    /// final `B` is optional.
     fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not a size like 1000000, 512MB or 2GiB");
+        let invalid = || format!("`{text}` is not a size like 1000000, 512MB or 2GiB");
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(end);
         let unit = unit.trim_start();
@@ -35,27 +36,27 @@ impl ByteSize {
             name.eq_ignore_ascii_case(unit)
                 || name.strip_suffix('B').is_some_and(|short| short.eq_ignore_ascii_case(unit))
         };
-        let (_, scale) = UNITS.iter().find(|(name, _)| is_unit(name)).ok_or_else(wrong)?;
+        let (_, scale) = UNITS.iter().find(|(name, _)| is_unit(name)).ok_or_else(invalid)?;
         if let Ok(whole) = number.parse::<u64>() {
             return whole.checked_mul(*scale).map(Self).ok_or_else(|| format!("`{text}` is too large"));
         }
-        let bytes = number.parse::<f64>().map_err(|_| wrong())? * *scale as f64;
+        let bytes = number.parse::<f64>().map_err(|_| invalid())? * *scale as f64;
         if bytes < u64::MAX as f64 { Ok(Self(bytes as u64)) } else { Err(format!("`{text}` is too large")) }
     }
 }
 
-/// From a number of bytes or a text.
+/// Accepts an integer number of bytes, or a string with a unit.
 impl<'de> Deserialize<'de> for ByteSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Written {
+        enum BytesOrText {
             Bytes(u64),
             Text(String),
         }
-        match Written::deserialize(deserializer)? {
-            Written::Bytes(bytes) => Ok(Self(bytes)),
-            Written::Text(text) => Self::parse(&text).map_err(de::Error::custom),
+        match BytesOrText::deserialize(deserializer)? {
+            BytesOrText::Bytes(bytes) => Ok(Self(bytes)),
+            BytesOrText::Text(text) => Self::parse(&text).map_err(de::Error::custom),
         }
     }
 }
@@ -84,10 +85,10 @@ mod tests {
     }
 
     #[test]
-    fn files_hold_numbers_or_texts() {
-        let read = |json: &str| serde_json::from_str::<ByteSize>(json).ok();
-        assert_eq!([read("5"), read("\"5kB\"")], [Some(ByteSize(5)), Some(ByteSize(5000))]);
-        assert_eq!([read("-5"), read("1.5"), read("\"x\"")], [None; 3]);
+    fn json_numbers_and_strings_are_sizes() {
+        let parse = |json: &str| serde_json::from_str::<ByteSize>(json).ok();
+        assert_eq!([parse("5"), parse("\"5kB\"")], [Some(ByteSize(5)), Some(ByteSize(5000))]);
+        assert_eq!([parse("-5"), parse("1.5"), parse("\"x\"")], [None; 3]);
         assert_eq!(serde_json::to_string(&ByteSize(5)).unwrap(), "5");
     }
 }

@@ -310,13 +310,13 @@ impl ModelArgs {
         Ok(loaded.with_batch_sizes(self.batch_sizes.clone())?)
     }
 
-    /// Predictions before loading, for the engine of `config`; `None` for the simulated device.
-    /// Measures the arithmetic of the machine, which takes some hundredths of a second.
+    /// Predictions before loading, for an engine with this configuration; `None` for the simulated
+    /// device. Measures the arithmetic of the machine, which takes tens of milliseconds.
     pub(crate) fn forecast(&self, opened: &OpenedModel, config: &EngineConfig) -> Option<Forecast> {
         let compute = &self.compute;
         let (kv, peaks) = match compute.backend {
             Backend::Sim => return None,
-            // No limit describes its loops.
+            // Arithmetic limits do not predict the speed of the reference loops.
             Backend::Plain => (KvType::F32, None),
             Backend::Auto | Backend::Cpu => {
                 let threads = compute.threads().map_or_else(ThreadPool::of_machine, ThreadPool::new);

@@ -48,7 +48,7 @@ pub(crate) struct EngineFacts {
     pub(crate) backend: Cow<'static, str>,
     /// KV cache slots of the pool.
     pub(crate) slots: u32,
-    /// How the engine divides its memory.
+    /// Division of the memory among K/V and recurrent states.
     pub(crate) memory: MemoryDivision,
     /// Context length: prompt and answer together.
     pub(crate) max_len: u32,
@@ -87,6 +87,7 @@ impl ReadyEngine {
         warms_up: bool,
         peers: Peers<'_>,
     ) -> Result<Self, Failure> {
+        // Rejects an invalid memory share before the weights are loaded.
         config.memory_share()?;
         let loaded = match &peers {
             Peers::Ranks(Leader { group, by_requests }) => {
@@ -148,12 +149,12 @@ fn precision_name(precision: Precision) -> &'static str {
 
 /// Reduces a model to the shard of `rank`, one of `ranks`.
 pub(crate) fn shard(opened: OpenedModel, rank: usize, ranks: usize) -> Result<OpenedModel, Failure> {
-    opened.for_rank(rank, ranks).map_err(|why| refused_ranks(ranks, why))
+    opened.for_rank(rank, ranks).map_err(|error| ranks_error(ranks, error))
 }
 
-/// Says that a model cannot be divided among `--tp` ranks.
-pub(crate) fn refused_ranks(ranks: usize, why: Error) -> Failure {
-    match why {
+/// The error of a model that cannot be sharded for `ranks` ranks; names `--tp`.
+pub(crate) fn ranks_error(ranks: usize, error: Error) -> Failure {
+    match error {
         Error::InvalidArgument { reason, .. } => Failure::usage(format!("--tp {ranks}: {reason}")),
         other => other.into(),
     }

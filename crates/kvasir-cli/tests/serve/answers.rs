@@ -121,7 +121,8 @@ fn prefix_hits_stay_within_one_key() {
         let ([tokens, matched], end) = cached("one");
         assert!(tokens >= 16 && matched == tokens && end.is_null(), "{options:?}: {end}");
         assert_eq!(cached("two"), ([0, 0], json!("never_computed")), "{options:?}");
-        // The operator learns that another key has the prompt. Workers report their metrics later.
+        // Only the operator's metrics say that another key has cached the prompt. Worker processes
+        // report them with a delay.
         let label = "kvasir:prefix_ends_total{model_name=\"tiny\",reason=\"other_key\"} 1";
         let begin = Instant::now();
         while !server.send("GET", "/metrics", &headers("three"), "").1.lines().any(|line| line == label) {

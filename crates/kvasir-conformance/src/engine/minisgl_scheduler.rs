@@ -181,7 +181,7 @@ impl Harness {
             }
             self.step(&[], &Value::Null)?;
         }
-        Err("no end in sight".into())
+        Err("requests did not finish".into())
     }
 
     fn take(&mut self, message: &Value) -> Result<(), String> {

@@ -1,5 +1,6 @@
 //! Roofline inputs of a step: bytes read from the weights, bytes of recurrent states, and
-//! multiply-adds by kind of GEMM. The benchmarks of `kvasir-bench` compare them with the measured limits of `peaks`.
+//! multiply-adds by kind of GEMM. The benchmarks of `kvasir-bench` compare them with the measured
+//! limits of the machine.
 
 use crate::exec::model::CpuModel;
 use crate::weights::linear::{Form, Linear, OpWeights};
@@ -33,9 +34,9 @@ impl CpuModel {
         self.program.ops.iter().zip(&self.weights).map(of_op).sum()
     }
 
-    /// Bytes of recurrent states that a step reads and writes per sequence.
+    /// Bytes of recurrent states that a step moves per sequence: one read and one write of each.
     pub fn state_bytes(&self) -> f64 {
-        2.0 * 4.0 * self.program.state_elements() as f64
+        2.0 * size_of::<f32>() as f64 * self.program.state_elements() as f64
     }
 
     /// Multiply-adds per token, by kind of GEMM; recurrences count as f32. Of the experts only the

@@ -47,7 +47,7 @@ pub struct CpuModel {
     pub(crate) weights: Vec<OpWeights>,
     /// Weights that are not matrices: norms, biases, sinks, corrections.
     pub(crate) vectors: BTreeMap<WeightId, Vec<f32>>,
-    /// Weights of recurrent ops, by state.
+    /// Weights of recurrent ops, indexed by `StateId`.
     pub(crate) recurrent: Vec<RecurrentWeights>,
     pub(crate) source: Arc<dyn WeightSource + Send + Sync>,
     pub(crate) precision: Precision,
@@ -162,7 +162,8 @@ impl CpuModel {
         self.linears().map(|l| l.packed.unpacked_bytes()).sum()
     }
 
-    /// Bytes of the embedding tables, which stay in the mapped file: steps read single rows of them.
+    /// Bytes of the embedding tables if they stay in the mapped file, where steps read single
+    /// rows; else 0.
     pub fn mapped_bytes(&self) -> u64 {
         if !self.source.reads_in_place() {
             return 0;
@@ -356,7 +357,7 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
     })
 }
 
-/// The weights of recurrent ops, in the order of their states.
+/// The weights of recurrent ops, in ascending order of their `StateId`.
 fn recurrent_weights(program: &Program, packer: &Packer<'_>) -> Result<Vec<RecurrentWeights>, Error> {
     let mut ops: Vec<&Op> = program.ops.iter().filter(|op| op.state().is_some()).collect();
     ops.sort_by_key(|op| op.state());
@@ -364,7 +365,8 @@ fn recurrent_weights(program: &Program, packer: &Packer<'_>) -> Result<Vec<Recur
     let weights = |op: &Op| {
         Ok(match op {
             Op::ShortConv { kernel, .. } if !(1..=MAX_KERNEL).contains(kernel) => {
-                let why = format!("a convolution over {kernel} tokens, at most {MAX_KERNEL} are supported");
+                let why =
+                    format!("a short convolution over `{kernel}` tokens; 1 to {MAX_KERNEL} are supported");
                 return Err(Error::at("program", why));
             }
             Op::ShortConv { weight, bias, kernel, .. } => {
@@ -386,7 +388,7 @@ fn recurrent_weights(program: &Program, packer: &Packer<'_>) -> Result<Vec<Recur
     ops.into_iter().map(weights).collect()
 }
 
-/// The weights of an op that are not matrices or of a recurrence.
+/// The weights of an op, without matrices and without those of a recurrence.
 fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
     let pair = match op {
         Op::Norm { weight, bias, .. } => [*weight, *bias],

@@ -1,12 +1,13 @@
 //! The pool of recurrent states: a state per slot, and the inputs of draft tokens per tail.
 //!
-//! All numbers are f32. A slot holds one state of each recurrent layer, in the order of
-//! `StateLayout`; slots start on cache lines. The tails lie behind the slots, each with
+//! All elements are f32. A slot holds one state of each recurrent layer, in the order of
+//! `StateLayout`; slots start on cache lines. The tails follow the slots, each with
 //! `tail_rows` rows. Invariants:
 //!
-//! - Addresses never change. Address space is reserved at once, memory is committed when a slot is
+//! - Addresses never change. Address space is reserved at once; memory is committed when a slot is
 //!   first written.
-//! - States are never copied from slot to slot: a step reads one slot and writes others.
+//! - States are never copied from slot to slot. A step reads a state from one slot and writes the
+//!   result to the same slot or to others.
 //!
 //! The pool does not know which sequence owns a slot; caches and plans decide that.
 
@@ -16,9 +17,9 @@ use kvasir_program::{StateId, StateLayout};
 use std::io;
 
 /// f32 elements of a cache line.
-const LINE: usize = 16;
+const LINE_ELEMENTS: usize = 16;
 
-/// The recurrent states of a session, with the tails of its sequences.
+/// The state slots and tails of one executor.
 pub(crate) struct StatePool {
     layout: StateLayout,
     slots: usize,
@@ -35,9 +36,10 @@ impl StatePool {
     /// Reserves address space for all slots and tails. Fails if the size overflows or cannot be
     /// mapped.
     pub(crate) fn new(layout: StateLayout, config: StateConfig) -> io::Result<Self> {
-        let too_large = || io::Error::new(io::ErrorKind::OutOfMemory, "the pool of states is too large");
+        let too_large =
+            || io::Error::new(io::ErrorKind::OutOfMemory, "the size of the recurrent state pool overflows");
         let [slots, tails, tail_rows] = [config.slots(), config.live, config.tail_rows].map(|n| n as usize);
-        let stride = |elements: usize| elements.checked_next_multiple_of(LINE).ok_or_else(too_large);
+        let stride = |elements: usize| elements.checked_next_multiple_of(LINE_ELEMENTS).ok_or_else(too_large);
         let (slot_stride, row_stride) = (stride(layout.slot_elements)?, stride(layout.tail_elements)?);
         let states = slot_stride.checked_mul(slots);
         let inputs = row_stride.checked_mul(tails).and_then(|elements| elements.checked_mul(tail_rows));
@@ -66,8 +68,8 @@ impl StatePool {
     ///
     /// # Safety
     /// Nothing may write the row while the result is used.
-    pub(crate) unsafe fn tail_numbers(&self, tail: Slot, row: usize, state: StateId) -> &[f32] {
-        // SAFETY: the row has that many numbers; the caller excludes writes.
+    pub(crate) unsafe fn tail_inputs(&self, tail: Slot, row: usize, state: StateId) -> &[f32] {
+        // SAFETY: the row has that many elements; the caller excludes writes.
         unsafe {
             std::slice::from_raw_parts(self.tail_row(tail, row, state), self.layout.span(state).tail.len())
         }

@@ -1,8 +1,8 @@
 //! Hyper-connections: the weights between the residual streams of one token, and weighted sums of
 //! streams.
 //!
-//! Sums run over ascending streams, so results depend neither on the batch nor on the instruction
-//! set.
+//! Sums add the streams in ascending order, so results depend neither on the batch nor on the
+//! instruction set.
 
 use crate::isa::dispatch::per_isa;
 use crate::rowwise::{exp, sigmoid};
@@ -15,7 +15,8 @@ pub(crate) struct HyperWeights<'a> {
     pub(crate) base: &'a [f32],
 }
 
-/// The weights of one token, from their projections `x`: pre, post and the mixing matrix.
+/// Computes the weights of one token (pre, post, mixing matrix) from their projections `x`, as
+/// [`HyperForm`] defines.
 pub(crate) fn hyper_connection(x: &[f32], form: &HyperForm, weights: HyperWeights<'_>, y: &mut [f32]) {
     let (streams, eps) = (form.streams, form.eps);
     let parts = [0..streams, streams..2 * streams, 2 * streams..y.len()];

@@ -1,9 +1,9 @@
-//! The indexer of sparse attention: scores all visible cache entries, or pools of entries, and
-//! selects the top-k for each query.
+//! The indexer of sparse attention: scores all visible cache entries, or key pools of consecutive
+//! entries, and selects the top-k for each query.
 //!
 //! `score = sum over heads of weight * max(q . k, 0)`. Each query is one work item; the summation
-//! order is fixed, so the selection does not depend on the batch. Pools lie at multiples of their
-//! size, so they do not depend on the slots either.
+//! order is fixed, so the selection does not depend on the batch. Key pools begin at positions that
+//! are multiples of their size, so the selection does not depend on the slots either.
 
 use crate::attention::views::Views;
 use crate::isa::features::Isa;
@@ -28,20 +28,20 @@ pub(crate) struct Indexer<'a> {
     pub(crate) weights: &'a [f32],
     pub(crate) heads: usize,
     pub(crate) top_k: usize,
-    /// How entries are pooled, if they are.
-    pub(crate) pool: Option<GatedPool<'a>>,
+    /// `None` scores each entry by itself.
+    pub(crate) key_pool: Option<GatedKeyPool<'a>>,
 }
 
-/// Pools of `size` entries, and the biases of their gates by position in the pool.
+/// Key pools of `size` entries, and the biases of their gates, `[size, dim]`.
 #[derive(Clone, Copy)]
-pub(crate) struct GatedPool<'a> {
+pub(crate) struct GatedKeyPool<'a> {
     pub(crate) size: usize,
     pub(crate) gate_bias: &'a [f32],
 }
 
-impl GatedPool<'_> {
-    /// The key of a complete pool, from its rows of a key and its gates each: per channel the sum
-    /// of the keys weighted by the softmax of the gates.
+impl GatedKeyPool<'_> {
+    /// The key of a complete key pool: per channel, the sum of its entries' keys weighted by the
+    /// softmax of their gates. `rows` is `[size, 2, dim]`: the key and the gates of each entry.
     fn key(&self, rows: &[f32]) -> Vec<f32> {
         let dim = self.gate_bias.len() / self.size.max(1);
         let channel = |channel: usize| {
@@ -60,17 +60,19 @@ impl GatedPool<'_> {
     }
 }
 
-/// The rows read so far of an incomplete pool.
+/// The rows of a key pool that is not complete yet.
 #[derive(Default)]
-struct PendingPool {
+struct PendingKeyPool {
+    /// Index of the key pool: position divided by size.
     number: usize,
     /// Index of its first entry among the visible ones.
     first: usize,
     rows: Vec<f32>,
 }
 
-/// The `top_k` best-scored entries of each query, or the entries of that many pools and those in no
-/// complete pool, sorted by position; the earlier entry wins ties.
+/// The `top_k` best-scored entries of each query. With key pools: the entries of the `top_k / size`
+/// best-scored ones, and all entries that are in no complete one. Sorted by position; the earlier
+/// entry wins ties.
 ///
 /// # Safety
 /// The KV slots that the plan reads must exist, and no other thread may write them concurrently.
@@ -93,10 +95,10 @@ pub(crate) unsafe fn select(threads: &ThreadPool, isa: Isa, indexer: &Indexer<'_
             let head = |q: &[f32]| q.iter().zip(key).map(|(a, b)| a * b).sum::<f32>().max(0.0);
             q.chunks_exact(q_width / heads.max(1)).zip(weights).map(|(q, w)| w * head(q)).sum()
         };
-        // Candidates are ranges of the visible entries: one entry or one complete pool.
+        // Candidates are ranges of the visible entries: one entry or one complete key pool.
         let mut scored: Vec<(f32, Range<usize>)> = Vec::new();
         let (mut visible, mut incomplete): (Vec<u32>, Vec<Range<usize>>) = Default::default();
-        let mut pending = PendingPool::default();
+        let mut pending = PendingKeyPool::default();
         for (i, (pool, slot, at)) in (0u32..).zip(plan.entries(row)) {
             let near = facts.window.is_none_or(|w| at <= position && position - at < w);
             let Some(rows) = &indexer.pools[pool.0 as usize].layers[indexer.layer].index else { continue };
@@ -105,23 +107,23 @@ pub(crate) unsafe fn select(threads: &ThreadPool, isa: Isa, indexer: &Indexer<'_
             }
             // SAFETY: one of the slots that the caller guarantees.
             unsafe { rows.read(isa, slot, 0, &mut key) };
-            let at_end = visible.len();
+            let index = visible.len();
             visible.push(i);
-            let Some(of) = indexer.pool else {
-                scored.push((score(&key), at_end..at_end + 1));
+            let Some(key_pool) = indexer.key_pool else {
+                scored.push((score(&key), index..index + 1));
                 continue;
             };
-            let number = at as usize / of.size;
+            let number = at as usize / key_pool.size;
             if pending.rows.is_empty() || pending.number != number {
                 if !pending.rows.is_empty() {
-                    incomplete.push(pending.first..at_end);
+                    incomplete.push(pending.first..index);
                     pending.rows.clear();
                 }
-                (pending.number, pending.first) = (number, at_end);
+                (pending.number, pending.first) = (number, index);
             }
             pending.rows.extend_from_slice(&key);
-            if pending.rows.len() == of.size * key.len() {
-                scored.push((score(&of.key(&pending.rows)), pending.first..at_end + 1));
+            if pending.rows.len() == key_pool.size * key.len() {
+                scored.push((score(&key_pool.key(&pending.rows)), pending.first..index + 1));
                 pending.rows.clear();
             }
         }
@@ -129,7 +131,7 @@ pub(crate) unsafe fn select(threads: &ThreadPool, isa: Isa, indexer: &Indexer<'_
             incomplete.push(pending.first..visible.len());
         }
         scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.start.cmp(&b.1.start)));
-        scored.truncate(indexer.top_k / indexer.pool.map_or(1, |pool| pool.size));
+        scored.truncate(indexer.top_k / indexer.key_pool.map_or(1, |key_pool| key_pool.size));
         let ranges = scored.into_iter().map(|(_, range)| range).chain(incomplete);
         let mut ids: Vec<u32> = ranges.flat_map(|range| &visible[range]).copied().collect();
         ids.sort_unstable();

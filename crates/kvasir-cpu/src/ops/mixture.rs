@@ -134,7 +134,7 @@ pub(crate) struct Experts<'w> {
     pub(crate) threads: &'w ThreadPool,
     pub(crate) isa: Isa,
     pub(crate) gate: &'w [Linear],
-    /// Empty if the gate matrices are the up matrices, too: `down(act(gate x, gate x))`.
+    /// Empty for experts whose gate matrices are their up matrices: `down(act(gate x, gate x))`.
     pub(crate) up: &'w [Linear],
     pub(crate) down: &'w [Linear],
     pub(crate) activation: Activation,
@@ -179,12 +179,13 @@ impl Experts<'_> {
         // Fused gate and up projection whose activation is already quantized for the down
         // projection, if there are no biases.
         let x = || Operand::Rows(rows_x, outer);
-        let together = up.is_some_and(|up| {
-            let both = GateAndUp { gate, up, activation };
-            let alone = gate.bias.is_none() && up.bias.is_none() && matches!(down.packed, Packed::Quant(_));
-            alone && m.prepared.gate(threads, both, GATHERED, &x(), n, ACTIVATED)
+        let fused = up.is_some_and(|up| {
+            let matrices = GateAndUp { gate, up, activation };
+            let can_fuse =
+                gate.bias.is_none() && up.bias.is_none() && matches!(down.packed, Packed::Quant(_));
+            can_fuse && m.prepared.gate(threads, matrices, GATHERED, &x(), n, ACTIVATED)
         });
-        if !together {
+        if !fused {
             let gates = Some((gate, Output::new(floats(&mut m.gate), n, inner, inner)));
             let ups = up.map(|up| (up, Output::new(floats(&mut m.up), n, inner, inner)));
             m.prepared.multiply(threads, &mut [gates, ups], Some(GATHERED), &x());
@@ -198,7 +199,7 @@ impl Experts<'_> {
             });
         }
         let activated = Operand::Rows(floats(&mut m.inner), inner);
-        let name = together.then_some(ACTIVATED);
+        let name = fused.then_some(ACTIVATED);
         let out = Output::new(floats(&mut m.out), n, outer, outer);
         m.prepared.multiply(threads, &mut [Some((down, out))], name, &activated);
         let out = floats(&mut m.out);

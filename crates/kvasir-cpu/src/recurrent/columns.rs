@@ -1,39 +1,37 @@
 //! Blocks of columns of a state matrix, the unit of work of the recurrent kernels.
 //!
-//! A work item is a stripe of columns of one head and sequence. Its kernel keeps a block of columns
-//! in L1 while all tokens of the sequence pass:
+//! A work item is up to [`ITEM_COLUMNS`] columns of one head and sequence. It is divided into
+//! blocks of columns that stay in L1 while the kernel applies the inputs of the sequence:
 //!
-//! 1. The first token reads the block from the state slot (`from`) into contiguous scratch memory
-//!    (`work`).
-//! 2. Further tokens update it there.
-//! 3. The last token writes the block to a state slot (`to`), if the state is stored.
+//! 1. The first input reads the block from the state slot (`from`) and writes it to contiguous
+//!    scratch memory (`work`).
+//! 2. Further inputs update it there.
+//! 3. The last input of a segment writes the block to a state slot (`to`), if the state is stored.
 //!
-//! The width of a block is the kernel's; narrower blocks handle the rest of a stripe.
+//! The instruction set determines the width of a block; narrower blocks cover the remaining columns
+//! of a work item.
 
-use crate::isa::features::Isa;
 use crate::kernels::RecurrentKernel;
 use crate::memory::aligned::AlignedVec;
-use crate::memory::state_pool::StatePool;
-use crate::recurrent::inputs::{RowInputs, Segment, StateInputs};
-use crate::threads::pool::ThreadPool;
-use kvasir_program::StateId;
+use crate::recurrent::inputs::{RowInputs, Segment};
+use crate::recurrent::op_context::OpContext;
 use std::ops::Range;
 
-/// Columns of a stripe: two cache lines, so that a kernel of any width reads whole lines.
-pub(crate) const STRIPE: usize = 32;
+/// Columns of a work item: two cache lines, so that a kernel of any width reads whole lines.
+pub(crate) const ITEM_COLUMNS: usize = 32;
 
 /// The addresses of a block of columns, at row 0 of the matrix.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
-    /// Where the first token reads the state.
+    /// Where the first input reads the state.
     pub(crate) from: *const f32,
     pub(crate) from_stride: usize,
-    /// Scratch memory; its rows are as long as the block is wide.
+    /// Scratch memory. The stride of its rows is the width of the block.
     pub(crate) work: *mut f32,
-    /// Where the last token writes the state.
+    /// Where the last input writes the state.
     pub(crate) to: *mut f32,
     pub(crate) to_stride: usize,
-    /// Rows at `from_stride` that are prefetched while the state is read.
+    /// Block that is prefetched while the state is read; its rows have the stride `from_stride`.
     pub(crate) prefetch: *const f32,
 }
 
@@ -45,8 +43,8 @@ pub(crate) struct Matrices {
     pub(crate) columns: usize,
 }
 
-/// A block of columns of one head and sequence, with the tokens that run.
-pub(crate) struct Task<'a> {
+/// One call of a kernel: a block of columns of one head, and a segment of one sequence's inputs.
+pub(crate) struct BlockTask<'a> {
     pub(crate) row: &'a RowInputs,
     pub(crate) head: usize,
     pub(crate) columns: Range<usize>,
@@ -54,59 +52,59 @@ pub(crate) struct Task<'a> {
     pub(crate) block: Block,
 }
 
-/// Scratch memory of a worker: a block of columns, and results that are discarded.
+/// Scratch memory of a worker for one block of columns.
 #[derive(Default)]
-struct ColumnScratch {
+struct BlockScratch {
     work: AlignedVec<f32>,
 }
 
-/// Runs `kernel` on every block of columns of every sequence, over each of its segments in order,
-/// and stores the states.
+/// Calls `run_block` for every block of columns of every sequence, over the segments of the
+/// sequence in order, and stores the states.
 ///
 /// # Safety
-/// The slots of `rows` must exist, and a slot that is written must belong to one row. No other
-/// thread may access them. `kernel` must do what [`Block`] says.
+/// The slots of `context.inputs` must exist, and a slot that is written must belong to one row. No
+/// other thread may access them. `run_block` must read and write state only through its [`Block`].
 pub(crate) unsafe fn for_each_block(
-    (threads, isa): (&ThreadPool, Isa),
-    (pool, state): (&StatePool, StateId),
+    context: &OpContext<'_>,
     matrices: Matrices,
-    rows: &StateInputs,
-    kernel: &(dyn Fn(RecurrentKernel, &Task<'_>) + Sync),
+    run_block: &(dyn Fn(RecurrentKernel, &BlockTask<'_>) + Sync),
 ) {
+    let OpContext { threads, isa, pool, state, inputs } = *context;
     let Matrices { heads, rows: height, columns } = matrices;
-    let stripes = columns.div_ceil(STRIPE);
-    let of_row = heads * stripes;
-    let family = RecurrentKernel::of(isa);
-    let start = |row: &RowInputs, item: usize| {
-        let (head, stripe) = (item / stripes, item % stripes);
-        let at = head * height * columns + stripe * STRIPE;
-        row.from.map(|slot| pool.state(slot, state).cast_const().wrapping_add(at))
+    let items_per_head = columns.div_ceil(ITEM_COLUMNS);
+    let items_per_row = heads * items_per_head;
+    let kernel = RecurrentKernel::of(isa);
+    // Address of an item's columns in the state that the row reads.
+    let state_of_item = |row: &RowInputs, item: usize| {
+        let (head, first) = (item / items_per_head, item % items_per_head * ITEM_COLUMNS);
+        let offset = head * height * columns + first;
+        row.from.map(|slot| pool.state(slot, state).cast_const().wrapping_add(offset))
     };
-    threads.each_in_order(rows.rows.len() * of_row, &|worker, item| {
-        let (row, item) = (&rows.rows[item / of_row], item % of_row);
-        let (head, first) = (item / stripes, item % stripes * STRIPE);
-        let next = (item + 1 < of_row).then(|| start(row, item + 1)).flatten();
-        let ColumnScratch { work } = worker.scratch();
-        work.grow(height * STRIPE);
-        let end = columns.min(first + STRIPE);
+    threads.each_in_order(inputs.rows.len() * items_per_row, &|worker, item| {
+        let (row, item) = (&inputs.rows[item / items_per_row], item % items_per_row);
+        let (head, first) = (item / items_per_head, item % items_per_head * ITEM_COLUMNS);
+        let next = (item + 1 < items_per_row).then(|| state_of_item(row, item + 1)).flatten();
+        let BlockScratch { work } = worker.scratch();
+        work.grow(height * ITEM_COLUMNS);
+        let end = columns.min(first + ITEM_COLUMNS);
         let mut column = first;
         while column < end {
-            let width = family.block_columns(end - column);
+            let width = kernel.block_columns(end - column);
             let offset = head * height * columns + column;
             let at = |slot| pool.state(slot, state).wrapping_add(offset);
             let work = work.as_mut_ptr();
             let (mut from, mut from_stride) = match row.from {
                 Some(slot) => (at(slot).cast_const(), columns),
                 None => {
-                    // SAFETY: the scratch memory holds that many numbers.
+                    // SAFETY: the scratch memory holds that many elements.
                     unsafe { std::slice::from_raw_parts_mut(work, height * width) }.fill(0.0);
                     (work.cast_const(), width)
                 }
             };
-            let prefetch = next.filter(|_| column == first).unwrap_or(from);
-            for segment in rows.segments(row) {
+            let mut prefetch = next.filter(|_| column == first).unwrap_or(from);
+            for segment in inputs.segments(row) {
                 let stores = segment.stores;
-                // The state goes to its slot directly if no later token needs it.
+                // The kernel writes the slot directly if no later input needs the state in `work`.
                 let direct = match stores {
                     [None, Some(slot)] | [Some(slot), None] if segment.inputs.end == row.count => {
                         Some(at(slot))
@@ -115,14 +113,15 @@ pub(crate) unsafe fn for_each_block(
                 };
                 let (to, to_stride) = direct.map_or((work, width), |to| (to, columns));
                 let block = Block { from, from_stride, work, to, to_stride, prefetch };
-                kernel(family, &Task { row, head, columns: column..column + width, segment, block });
+                run_block(kernel, &BlockTask { row, head, columns: column..column + width, segment, block });
                 if direct.is_none() {
                     for slot in stores.into_iter().flatten() {
-                        // SAFETY: the slot exists and is this row's; this item has the columns.
+                        // SAFETY: the slot exists, and only this item accesses these columns of it.
                         unsafe { copy_block(work, width, at(slot), columns, height) };
                     }
                 }
                 (from, from_stride) = (work.cast_const(), width);
+                prefetch = from;
             }
             column += width;
         }
@@ -132,18 +131,19 @@ pub(crate) unsafe fn for_each_block(
 /// Copies a block from scratch memory to a matrix.
 ///
 /// # Safety
-/// `height` rows of `width` numbers must be readable and writable, and not overlap.
+/// `height` rows of `width` elements must be readable and writable, and not overlap.
 unsafe fn copy_block(work: *const f32, width: usize, to: *mut f32, stride: usize, height: usize) {
     for i in 0..height {
-        // SAFETY: as the caller vouches.
+        // SAFETY: upheld by the caller.
         unsafe {
             std::ptr::copy_nonoverlapping(work.wrapping_add(i * width), to.wrapping_add(i * stride), width)
         };
     }
 }
 
-/// Runs `$body` for each `$i` in `0..$count`, with `$c` = `$i` mod 4 known to the compiler. Unrolled
-/// by hand: an array whose index the compiler does not know is kept in memory.
+/// Runs `$body` for each row `$i` in `0..$count`, with `$c` = `$i` mod 4 as a constant: the index
+/// of the row's partial sum. Unrolled, because the compiler keeps an array that is indexed by a
+/// variable in memory instead of registers.
 macro_rules! each_row {
     (@ $i:ident = $row:expr, $c:ident = $phase:literal, $body:block) => {{
         let ($i, $c) = ($row, $phase);
@@ -171,10 +171,10 @@ macro_rules! each_row {
 }
 pub(crate) use each_row;
 
-/// Vectors of the widest block.
+/// Vectors per row of the widest block.
 pub(crate) const MAX_VECTORS: usize = 2;
 
-/// Runs `$body` for each `$n` in `0..$vectors`, at most [`MAX_VECTORS`]; unrolled like [`each_row`].
+/// Runs `$body` for each `$n` in `0..$vectors`, at most [`MAX_VECTORS`]; unrolled, too.
 macro_rules! each_vector {
     ($vectors:expr, |$n:ident| $body:block) => {{
         {
@@ -189,8 +189,8 @@ macro_rules! each_vector {
 }
 pub(crate) use each_vector;
 
-/// Defines `$name(kernel, columns, inputs, block)`: the kernel of a block of that many columns, by
-/// instruction set. `$define!` defines one kernel for the vectors of a module of `lanes`.
+/// Defines `$name(kernel, columns, inputs, block)`, which calls the kernel for blocks of `columns`
+/// columns on an instruction set. `$define!` defines the kernel for one module of `vectors`.
 macro_rules! column_kernels {
     ($(#[$doc:meta])* $name:ident($inputs:ty), $define:ident) => {
         $define! { scalars, }
@@ -200,11 +200,11 @@ macro_rules! column_kernels {
         #[cfg(target_arch = "x86_64")]
         $define! { v512, "avx512f,avx512bw,avx512vl,avx512dq" }
 
-        /// The kernel of one column, with fused multiply-add instructions.
+        /// The kernel of one column, compiled with fused multiply-add instructions.
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn fused_scalars(inputs: &$inputs, block: &$crate::recurrent::columns::Block) {
-            // SAFETY: as the caller vouches.
+            // SAFETY: upheld by the caller.
             unsafe { scalars::<1>(inputs, block) }
         }
 
@@ -216,7 +216,7 @@ macro_rules! column_kernels {
             block: &$crate::recurrent::columns::Block,
         ) {
             use $crate::kernels::RecurrentKernel;
-            // SAFETY: the kernel implies its instructions; as the caller vouches.
+            // SAFETY: `kernel` implies its instruction set; the rest is upheld by the caller.
             unsafe {
                 match (kernel, columns) {
                     (RecurrentKernel::Arrays, 8) => arrays::<2>(inputs, block),

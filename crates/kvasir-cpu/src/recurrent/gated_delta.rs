@@ -4,24 +4,23 @@
 //! S = a S        d = β (v − kᵀ S)        S = S + k ⊗ d        o = qᵀ S
 //! ```
 //!
-//! A decay a is one number per value head, or one per row of S (Kimi Delta Attention).
+//! The decay a is one factor per value head, or one per row of S (Kimi Delta Attention).
 //!
-//! 1. `prepare`: per token, normalized q and k of each key head, and a and β of each value head.
-//! 2. `run`: the recurrence by blocks of columns. A token's update and output, and the next token's
-//!    decay and `kᵀ S`, are one pass over the block.
+//! 1. `prepare`: normalized q and k of each input and key head, and a and β of each value head.
+//! 2. `run`: the recurrence by blocks of columns. One pass over the block computes the update and
+//!    output of an input, and the decay and `kᵀ S` of the next.
 
 use crate::isa::dispatch::per_isa;
-use crate::isa::features::Isa;
-use crate::memory::state_pool::StatePool;
 use crate::recurrent::columns::{
-    Block, MAX_VECTORS, Matrices, STRIPE, Task, column_kernels, each_row, each_vector, for_each_block,
+    Block, BlockTask, ITEM_COLUMNS, MAX_VECTORS, Matrices, column_kernels, each_row, each_vector,
+    for_each_block,
 };
-use crate::recurrent::inputs::{Source, StateInputs};
+use crate::recurrent::inputs::Source;
+use crate::recurrent::op_context::OpContext;
 use crate::recurrent::weights::HeadWeights;
 use crate::rowwise::{exp, sigmoid, softplus, sum_of_squares};
-use crate::threads::pool::ThreadPool;
-use crate::threads::rows::{DisjointRows, Strided, StridedMut, for_each_row};
-use kvasir_program::{DecayGate, DeltaForm, StateId};
+use crate::threads::rows::{DisjointRows, StridedRows, StridedRowsMut, for_each_row};
+use kvasir_program::{DecayGate, DeltaForm};
 
 /// Operands of the op, a row per token of the step.
 #[derive(Clone, Copy)]
@@ -33,36 +32,41 @@ pub(crate) struct DeltaOperands<'a> {
     pub(crate) beta: &'a [f32],
 }
 
-/// Where the parts of a prepared input and of a tail row are.
+/// Added to the sum of squares when q and k are normalized.
+const NORM_EPSILON: f32 = 1e-6;
+
+/// Elements per token of the operands.
 #[derive(Clone, Copy)]
-struct Places {
-    /// Numbers of q or k.
+struct OperandWidths {
+    /// Elements of q, and of k.
     keys: usize,
-    /// Numbers of v.
+    /// Elements of v.
     values: usize,
-    /// Numbers of the decay projection.
+    /// Elements of the decay projection.
     decays: usize,
+    /// Value heads: elements of β.
     heads: usize,
 }
 
-impl Places {
+impl OperandWidths {
     fn of(form: &DeltaForm) -> Self {
         let (keys, values) = (form.key_heads * form.key_dim, form.value_heads * form.value_dim);
         Self { keys, values, decays: form.decays(), heads: form.value_heads }
     }
 
-    /// Numbers of a prepared input: q, k, decay factors, β.
-    fn prepared(self) -> usize {
+    /// Elements of a prepared input: q, k, decays, β.
+    fn prepared_input(self) -> usize {
         2 * self.keys + self.decays + self.heads
     }
 }
 
-/// Numbers that `run` needs per input.
+/// Elements of `prepared` that `run` needs per input.
 pub(crate) fn prepared_width(form: &DeltaForm) -> usize {
-    Places::of(form).prepared()
+    OperandWidths::of(form).prepared_input()
 }
 
-/// The raw operands of one input. Without q the output is not needed.
+/// The operands of one input as the op gets them. `q` is `None` for a replayed input, whose output
+/// is discarded.
 pub(crate) struct RawInput<'a> {
     q: Option<&'a [f32]>,
     k: &'a [f32],
@@ -72,7 +76,7 @@ pub(crate) struct RawInput<'a> {
 
 #[inline(always)]
 fn prepare_body(raw: &RawInput<'_>, form: &DeltaForm, weights: &HeadWeights, to: &mut [f32]) {
-    let Places { keys, decays, .. } = Places::of(form);
+    let OperandWidths { keys, decays, .. } = OperandWidths::of(form);
     let (to_q, rest) = to.split_at_mut(keys);
     let (to_k, rest) = rest.split_at_mut(keys);
     let (to_decay, to_beta) = rest.split_at_mut(decays);
@@ -81,19 +85,19 @@ fn prepare_body(raw: &RawInput<'_>, form: &DeltaForm, weights: &HeadWeights, to:
         None => to_q.fill(0.0),
         Some(q) => {
             for (to, q) in to_q.chunks_exact_mut(form.key_dim).zip(q.chunks_exact(form.key_dim)) {
-                let factor = 1.0 / (sum_of_squares(q) + 1e-6).sqrt();
+                let factor = 1.0 / (sum_of_squares(q) + NORM_EPSILON).sqrt();
                 to.iter_mut().zip(q).for_each(|(to, q)| *to = q * factor / scale);
             }
         }
     }
     for (to, k) in to_k.chunks_exact_mut(form.key_dim).zip(raw.k.chunks_exact(form.key_dim)) {
-        let factor = 1.0 / (sum_of_squares(k) + 1e-6).sqrt();
+        let factor = 1.0 / (sum_of_squares(k) + NORM_EPSILON).sqrt();
         to.iter_mut().zip(k).for_each(|(to, k)| *to = k * factor);
     }
-    let of_head = decays / form.value_heads.max(1);
-    let raw_decays = raw.decay.chunks_exact(of_head).zip(weights.dt_bias.chunks_exact(of_head));
-    for ((to, rate), (decay, bias)) in to_decay.chunks_exact_mut(of_head).zip(&weights.rates).zip(raw_decays)
-    {
+    let per_head = decays / form.value_heads.max(1);
+    let raw_decays = raw.decay.chunks_exact(per_head).zip(weights.dt_bias.chunks_exact(per_head));
+    let heads = to_decay.chunks_exact_mut(per_head).zip(&weights.rates).zip(raw_decays);
+    for ((to, rate), (decay, bias)) in heads {
         let decays = to.iter_mut().zip(decay.iter().zip(bias));
         match form.gate {
             DecayGate::Head | DecayGate::Channel => {
@@ -108,44 +112,44 @@ fn prepare_body(raw: &RawInput<'_>, form: &DeltaForm, weights: &HeadWeights, to:
 }
 
 per_isa! {
-    /// Prepares one input.
+    /// Normalizes q and k, and computes the decays and β, of one input.
     prepare(raw: &RawInput<'_>, form: &DeltaForm, weights: &HeadWeights, to: &mut [f32]) => prepare_body
 }
 
 /// Consecutive inputs of one head: `q`, `k`, `decay` and `beta` are prepared, and `v` and `y` begin
 /// at the first column of the block.
 pub(crate) struct DeltaInputs {
-    pub(crate) q: Strided,
-    pub(crate) k: Strided,
-    /// The decay, or the decays of all rows of the state.
-    pub(crate) decay: Strided,
+    pub(crate) q: StridedRows,
+    pub(crate) k: StridedRows,
+    /// One decay per input, or one per row of the state if `decay_per_row`.
+    pub(crate) decay: StridedRows,
     pub(crate) decay_per_row: bool,
-    pub(crate) beta: Strided,
-    pub(crate) v: Strided,
-    pub(crate) y: StridedMut,
+    pub(crate) beta: StridedRows,
+    pub(crate) v: StridedRows,
+    pub(crate) y: StridedRowsMut,
     pub(crate) count: usize,
     pub(crate) key_dim: usize,
 }
 
 macro_rules! delta_kernel {
-    ($lanes:ident,) => {
-        delta_kernel! { @ #[inline(always)] $lanes }
+    ($vectors:ident,) => {
+        delta_kernel! { @ #[inline(always)] $vectors }
     };
-    ($lanes:ident, $features:literal) => {
-        delta_kernel! { @ #[target_feature(enable = $features)] $lanes }
+    ($vectors:ident, $features:literal) => {
+        delta_kernel! { @ #[target_feature(enable = $features)] $vectors }
     };
-    (@ #[$attribute:meta] $lanes:ident) => {
+    (@ #[$attribute:meta] $vectors:ident) => {
         #[$attribute]
-        unsafe fn $lanes<const V: usize>(inputs: &DeltaInputs, block: &Block) {
+        unsafe fn $vectors<const V: usize>(inputs: &DeltaInputs, block: &Block) {
             #[$attribute]
             unsafe fn run<const V: usize, const DECAY_PER_ROW: bool>(inputs: &DeltaInputs, block: &Block) {
                 use crate::prefetch::hint::{CacheLevel, prefetch_line};
-                use crate::recurrent::lanes::$lanes::*;
+                use crate::recurrent::vectors::$vectors::*;
                 let width = V * WORDS;
                 let rows = inputs.key_dim;
                 // SAFETY: the caller's block and inputs have these rows and columns.
                 unsafe {
-                    // The first token's decay and kᵀ S, as four partial sums.
+                    // The decay and kᵀ S of the first input, as four partial sums.
                     let mut dots = [[zero_floats(); MAX_VECTORS]; 4];
                     let (decays, k) = (inputs.decay.row(0), inputs.k.row(0));
                     let shared_decay = splat_floats(*decays);
@@ -173,7 +177,7 @@ macro_rules! delta_kernel {
                         let mut outputs = [[zero_floats(); MAX_VECTORS]; 4];
                         dots = [[zero_floats(); MAX_VECTORS]; 4];
                         if t + 1 < inputs.count {
-                            // The update and output of this token, the decay and kᵀ S of the next.
+                            // Update and output of this input, decay and kᵀ S of the next.
                             let (decays, next) = (inputs.decay.row(t + 1), inputs.k.row(t + 1));
                             let shared_decay = splat_floats(*decays);
                             each_row!(rows, |i, c| {
@@ -210,7 +214,7 @@ macro_rules! delta_kernel {
                     }
                 }
             }
-            // SAFETY: as the caller vouches.
+            // SAFETY: upheld by the caller.
             unsafe {
                 if inputs.decay_per_row {
                     run::<V, true>(inputs, block)
@@ -226,30 +230,33 @@ column_kernels! {
     /// Runs the recurrence of at least one input over a block of `columns` columns.
     ///
     /// # Safety
-    /// `columns` must be a width that the kernel has, and all addresses must be valid for the rows
-    /// and columns of `inputs` and `block`.
+    /// `columns` must come from [`RecurrentKernel::block_columns`], and the CPU must have the
+    /// instruction set of `kernel`. All addresses must be valid for the rows and columns of
+    /// `inputs` and `block`.
+    ///
+    /// [`RecurrentKernel::block_columns`]: crate::kernels::RecurrentKernel::block_columns
     delta_block(DeltaInputs), delta_kernel
 }
 
-/// Runs the op over all rows of a step. `prepared` has room for [`prepared_width`] numbers per input.
+/// Runs the op over all rows of a step. `prepared` must have [`prepared_width`] elements per input.
 ///
 /// # Safety
-/// As for [`for_each_block`]; the tails of `rows` must exist, too.
+/// As for [`for_each_block`]. The tails of `context.inputs` must exist, and no two rows may share
+/// one.
 pub(crate) unsafe fn run(
-    (threads, isa): (&ThreadPool, Isa),
-    (pool, state): (&StatePool, StateId),
-    rows: &StateInputs,
-    (form, weights): (&DeltaForm, &HeadWeights),
+    context: &OpContext<'_>,
+    form: &DeltaForm,
+    weights: &HeadWeights,
     operands: DeltaOperands<'_>,
     prepared: &mut [f32],
     y: &DisjointRows<'_>,
 ) {
-    let places = Places::of(form);
-    let Places { keys, values, decays, heads } = places;
-    let stride = places.prepared();
-    let parts = DisjointRows::new(&mut prepared[..rows.inputs * stride], stride);
-    for_each_row(threads, rows.inputs, &|_, input| {
-        let row = rows.row_of(input);
+    let OpContext { threads, isa, pool, state, inputs } = *context;
+    let OperandWidths { keys, values, decays, heads } = OperandWidths::of(form);
+    let stride = prepared_width(form);
+    let prepared_rows = DisjointRows::new(&mut prepared[..inputs.count * stride], stride);
+    for_each_row(threads, inputs.count, &|_, input| {
+        let row = inputs.row_of(input);
         let raw = match row.source(input - row.first_input) {
             Source::Token(token) => RawInput {
                 q: Some(&operands.q[token * keys..][..keys]),
@@ -259,38 +266,38 @@ pub(crate) unsafe fn run(
             },
             Source::Tail(at) => {
                 // SAFETY: the row exists, and nothing writes it before the recurrence has run.
-                let tail = unsafe { pool.tail_numbers(row.tail, at, state) };
+                let tail = unsafe { pool.tail_inputs(row.tail, at, state) };
                 let (k, rest) = tail.split_at(keys);
                 let (decay, beta) = rest[values..].split_at(decays);
                 RawInput { q: None, k, decay, beta }
             }
         };
-        // SAFETY: each input goes to one thread.
-        prepare(isa, &raw, form, weights, unsafe { parts.row(input) });
+        // SAFETY: one thread prepares each input.
+        prepare(isa, &raw, form, weights, unsafe { prepared_rows.row(input) });
     });
     let prepared = &*prepared;
-    let of_head = decays / heads.max(1);
+    let decays_per_head = decays / heads.max(1);
     let matrices = Matrices { heads, rows: form.key_dim, columns: form.value_dim };
-    let kernel = |family, task: &Task<'_>| {
+    let run_block = |kernel, task: &BlockTask<'_>| {
         let first = task.row.first_input + task.segment.inputs.start;
         let key = form.key_head(task.head) * form.key_dim;
-        let part = |at: usize| Strided::new(prepared, stride, first, at);
+        let part = |at: usize| StridedRows::new(prepared, stride, first, at);
         let column = task.head * form.value_dim + task.columns.start;
-        let mut discarded = [0.0f32; STRIPE];
+        let mut discarded = [0.0f32; ITEM_COLUMNS];
         let (v, y) = match task.segment.source {
             Source::Token(token) => {
-                (Strided::new(operands.v, values, token, column), y.column(token, column))
+                (StridedRows::new(operands.v, values, token, column), y.strided_rows(token, column))
             }
             Source::Tail(at) => {
                 let v = pool.tail_row(task.row.tail, at, state).cast_const().wrapping_add(keys + column);
-                let y = StridedMut { at: discarded.as_mut_ptr(), stride: 0 };
-                (Strided { at: v, stride: pool.row_stride() }, y)
+                let y = StridedRowsMut { base: discarded.as_mut_ptr(), stride: 0 };
+                (StridedRows { base: v, stride: pool.row_stride() }, y)
             }
         };
         let inputs = DeltaInputs {
             q: part(key),
             k: part(keys + key),
-            decay: part(2 * keys + task.head * of_head),
+            decay: part(2 * keys + task.head * decays_per_head),
             decay_per_row: form.gate != DecayGate::Head,
             beta: part(2 * keys + decays + task.head),
             v,
@@ -298,22 +305,13 @@ pub(crate) unsafe fn run(
             count: task.segment.inputs.len(),
             key_dim: form.key_dim,
         };
-        // SAFETY: the inputs and results of these tokens exist, and only this task writes the
+        // SAFETY: the inputs and outputs of these tokens exist, and only this task writes these
         // columns.
-        unsafe { delta_block(family, task.columns.len(), &inputs, &task.block) };
+        unsafe { delta_block(kernel, task.columns.len(), &inputs, &task.block) };
     };
-    // SAFETY: as the caller vouches.
-    unsafe { for_each_block((threads, isa), (pool, state), matrices, rows, &kernel) };
-    for row in &rows.rows {
-        for (at, token) in row.drafts() {
-            let mut to = pool.tail_row(row.tail, at, state);
-            let DeltaOperands { k, v, decay, beta, .. } = operands;
-            for (x, width) in [(k, keys), (v, values), (decay, decays), (beta, heads)] {
-                let x = &x[token * width..][..width];
-                // SAFETY: the tail is this row's, and its replay has been read.
-                unsafe { std::ptr::copy_nonoverlapping(x.as_ptr(), to, width) };
-                to = to.wrapping_add(width);
-            }
-        }
-    }
+    // SAFETY: upheld by the caller.
+    unsafe { for_each_block(context, matrices, &run_block) };
+    let DeltaOperands { k, v, decay, beta, .. } = operands;
+    // SAFETY: upheld by the caller; the replayed inputs have been read.
+    unsafe { context.write_tails(&[(k, keys), (v, values), (decay, decays), (beta, heads)]) };
 }

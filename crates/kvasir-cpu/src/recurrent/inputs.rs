@@ -1,8 +1,8 @@
 //! The inputs of a step to its recurrent states, from the plan's `StateSection`.
 //!
 //! The inputs of a row are its replayed tail rows, then its queries without skipped ones. The rows'
-//! inputs are numbered consecutively. A row runs in *segments*: ranges of inputs between the points
-//! where its state is stored or its inputs change from the tail to the queries.
+//! inputs are numbered consecutively. A row runs in *segments*: ranges of inputs that end where its
+//! state is stored, or where its inputs change from the tail to the queries.
 
 use kvasir_kv::{Slot, Span, StateRow, StateSave};
 use std::ops::Range;
@@ -19,11 +19,11 @@ pub(crate) struct RowInputs {
     pub(crate) replay: usize,
     /// First token of the step that is an input; its other queries follow.
     pub(crate) first_token: usize,
-    /// Number of all inputs.
+    /// Number of inputs.
     pub(crate) count: usize,
     /// Number of inputs that `to` covers; the others are draft tokens.
     pub(crate) commit: usize,
-    /// Number of the first input among those of all rows.
+    /// Index of the first input among those of all rows.
     pub(crate) first_input: usize,
     saves: Range<usize>,
 }
@@ -37,12 +37,12 @@ pub(crate) enum Source {
     Token(usize),
 }
 
-/// Inputs of one row that run without a store between them.
+/// Consecutive inputs of one row from one source, with no store of the state between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// The inputs, counted within the row.
+    /// Indices of the inputs within the row.
     pub(crate) inputs: Range<usize>,
-    /// Where the first input comes from; the others follow it there.
+    /// Source of the first input; the others follow it in the tail or in the step.
     pub(crate) source: Source,
     /// Slots that receive the state after the last input.
     pub(crate) stores: [Option<Slot>; 2],
@@ -54,30 +54,30 @@ pub(crate) struct StateInputs {
     pub(crate) rows: Vec<RowInputs>,
     saves: Vec<StateSave>,
     /// Number of inputs of all rows.
-    pub(crate) inputs: usize,
-    /// Tokens without a recurrence: skipped queries and dummy rows. Their results are zeros.
-    pub(crate) without: Vec<Range<usize>>,
+    pub(crate) count: usize,
+    /// Tokens that are not inputs: skipped queries and dummy rows. Their outputs are zeros.
+    pub(crate) skipped: Vec<Range<usize>>,
 }
 
 impl StateInputs {
-    /// Removes all rows.
+    /// Removes all rows; keeps the memory.
     pub(crate) fn clear(&mut self) {
         self.rows.clear();
         self.saves.clear();
-        self.without.clear();
-        self.inputs = 0;
+        self.skipped.clear();
+        self.count = 0;
     }
 
-    /// Adds a batch row of these tokens, whose state row was validated. A row without one, as that of
-    /// a dummy, has no inputs.
+    /// Adds the batch row of these tokens. `row` must have been validated; it is `None` for a dummy
+    /// row, which has no inputs.
     pub(crate) fn push(&mut self, tokens: Span, row: Option<&StateRow>, saves: &[StateSave]) {
         let tokens = tokens.range();
         let Some(row) = row else {
-            return self.without.push(tokens);
+            return self.skipped.push(tokens);
         };
         let first_token = tokens.start + row.skip as usize;
         if row.skip > 0 {
-            self.without.push(tokens.start..first_token);
+            self.skipped.push(tokens.start..first_token);
         }
         let count = row.replay as usize + (tokens.end - first_token);
         if count == 0 {
@@ -93,10 +93,10 @@ impl StateInputs {
             first_token,
             count,
             commit: row.commit as usize,
-            first_input: self.inputs,
+            first_input: self.count,
             saves: first_save..self.saves.len(),
         });
-        self.inputs += count;
+        self.count += count;
     }
 
     /// The segments of a row, in order.
@@ -118,7 +118,7 @@ impl StateInputs {
         })
     }
 
-    /// The row of an input, by its number among those of all rows.
+    /// The row of an input, by its index among those of all rows.
     pub(crate) fn row_of(&self, input: usize) -> &RowInputs {
         let after = self.rows.partition_point(|row| row.first_input <= input);
         &self.rows[after - 1]
@@ -126,7 +126,7 @@ impl StateInputs {
 }
 
 impl RowInputs {
-    /// Where an input comes from.
+    /// Source of an input, by its index within the row.
     pub(crate) fn source(&self, input: usize) -> Source {
         match input.checked_sub(self.replay) {
             None => Source::Tail(input),
@@ -134,7 +134,7 @@ impl RowInputs {
         }
     }
 
-    /// Token of each draft, which the tail keeps, with its tail row.
+    /// The tail row and the token of each draft.
     pub(crate) fn drafts(&self) -> impl Iterator<Item = (usize, usize)> {
         let first = self.first_token + self.commit - self.replay;
         (0..self.count - self.commit).map(move |row| (row, first + row))
@@ -158,11 +158,11 @@ mod tests {
             saves: Span::new(0, 2),
         };
         let saves = [StateSave { after: 1, slot: 7 }, StateSave { after: 5, slot: 8 }];
-        let mut rows = StateInputs::default();
-        rows.push(Span::new(0, 2), None, &[]);
-        rows.push(Span::new(2, 12), Some(&row), &saves);
-        assert_eq!((rows.inputs, &rows.without[..]), (11, &[0..2, 2..5][..]));
-        let segment = |inputs, source, stores| Segment { inputs, source, stores };
+        let mut inputs = StateInputs::default();
+        inputs.push(Span::new(0, 2), None, &[]);
+        inputs.push(Span::new(2, 12), Some(&row), &saves);
+        assert_eq!((inputs.count, &inputs.skipped[..]), (11, &[0..2, 2..5][..]));
+        let segment = |range, source, stores| Segment { inputs: range, source, stores };
         let expected = [
             segment(0..1, Source::Tail(0), [Some(7), None]),
             segment(1..2, Source::Tail(1), [None, None]),
@@ -170,7 +170,7 @@ mod tests {
             segment(5..9, Source::Token(8), [None, Some(4)]),
             segment(9..11, Source::Token(12), [None, None]),
         ];
-        assert_eq!(rows.segments(&rows.rows[0]).collect::<Vec<_>>(), expected);
-        assert_eq!(rows.rows[0].drafts().collect::<Vec<_>>(), [(0, 12), (1, 13)]);
+        assert_eq!(inputs.segments(&inputs.rows[0]).collect::<Vec<_>>(), expected);
+        assert_eq!(inputs.rows[0].drafts().collect::<Vec<_>>(), [(0, 12), (1, 13)]);
     }
 }

@@ -4,21 +4,20 @@
 //! S = a S + B ⊗ (dt x)        y = C S + D x
 //! ```
 //!
-//! 1. `prepare`: per token, dt and a of each head.
-//! 2. `run`: the recurrence by blocks of columns, one pass over the block per token.
+//! 1. `prepare`: dt and the decay a of each input and head.
+//! 2. `run`: the recurrence by blocks of columns, one pass over the block per input.
 
 use crate::isa::dispatch::per_isa;
-use crate::isa::features::Isa;
-use crate::memory::state_pool::StatePool;
 use crate::recurrent::columns::{
-    Block, MAX_VECTORS, Matrices, STRIPE, Task, column_kernels, each_row, each_vector, for_each_block,
+    Block, BlockTask, ITEM_COLUMNS, MAX_VECTORS, Matrices, column_kernels, each_row, each_vector,
+    for_each_block,
 };
-use crate::recurrent::inputs::{Source, StateInputs};
+use crate::recurrent::inputs::Source;
+use crate::recurrent::op_context::OpContext;
 use crate::recurrent::weights::HeadWeights;
 use crate::rowwise::{exp, softplus};
-use crate::threads::pool::ThreadPool;
-use crate::threads::rows::{DisjointRows, Strided, StridedMut, for_each_row};
-use kvasir_program::{ScanForm, StateId};
+use crate::threads::rows::{DisjointRows, StridedRows, StridedRowsMut, for_each_row};
+use kvasir_program::ScanForm;
 
 /// Operands of the op, a row per token of the step.
 #[derive(Clone, Copy)]
@@ -29,7 +28,7 @@ pub(crate) struct ScanOperands<'a> {
     pub(crate) dt: &'a [f32],
 }
 
-/// Numbers that `run` needs per input: dt and decay factor of each head.
+/// Elements of `prepared` that `run` needs per input: dt and the decay of each head.
 pub(crate) fn prepared_width(form: &ScanForm) -> usize {
     2 * form.heads
 }
@@ -47,18 +46,18 @@ fn prepare_body(raw: &[f32], form: &ScanForm, weights: &HeadWeights, to: &mut [f
 }
 
 per_isa! {
-    /// Prepares one input.
+    /// Computes dt and the decay of each head, for one input.
     prepare(raw: &[f32], form: &ScanForm, weights: &HeadWeights, to: &mut [f32]) => prepare_body
 }
 
 /// Consecutive inputs of one head: `x` and `y` begin at the first column of the block.
 pub(crate) struct ScanInputs {
-    pub(crate) dt: Strided,
-    pub(crate) decay: Strided,
-    pub(crate) b: Strided,
-    pub(crate) c: Strided,
-    pub(crate) x: Strided,
-    pub(crate) y: StridedMut,
+    pub(crate) dt: StridedRows,
+    pub(crate) decay: StridedRows,
+    pub(crate) b: StridedRows,
+    pub(crate) c: StridedRows,
+    pub(crate) x: StridedRows,
+    pub(crate) y: StridedRowsMut,
     /// Skip weight D of the head.
     pub(crate) skip: f32,
     pub(crate) count: usize,
@@ -66,17 +65,17 @@ pub(crate) struct ScanInputs {
 }
 
 macro_rules! scan_kernel {
-    ($lanes:ident,) => {
-        scan_kernel! { @ #[inline(always)] $lanes }
+    ($vectors:ident,) => {
+        scan_kernel! { @ #[inline(always)] $vectors }
     };
-    ($lanes:ident, $features:literal) => {
-        scan_kernel! { @ #[target_feature(enable = $features)] $lanes }
+    ($vectors:ident, $features:literal) => {
+        scan_kernel! { @ #[target_feature(enable = $features)] $vectors }
     };
-    (@ #[$attribute:meta] $lanes:ident) => {
+    (@ #[$attribute:meta] $vectors:ident) => {
         #[$attribute]
-        unsafe fn $lanes<const V: usize>(inputs: &ScanInputs, block: &Block) {
+        unsafe fn $vectors<const V: usize>(inputs: &ScanInputs, block: &Block) {
             use crate::prefetch::hint::{CacheLevel, prefetch_line};
-            use crate::recurrent::lanes::$lanes::*;
+            use crate::recurrent::vectors::$vectors::*;
             let (width, rows) = (V * WORDS, inputs.state_dim);
             let (mut from, mut from_stride) = (block.from, block.from_stride);
             // SAFETY: the caller's block and inputs have these rows and columns.
@@ -124,57 +123,62 @@ column_kernels! {
     /// Runs the recurrence of at least one input over a block of `columns` columns.
     ///
     /// # Safety
-    /// `columns` must be a width that the kernel has, and all addresses must be valid for the rows
-    /// and columns of `inputs` and `block`.
+    /// `columns` must come from [`RecurrentKernel::block_columns`], and the CPU must have the
+    /// instruction set of `kernel`. All addresses must be valid for the rows and columns of
+    /// `inputs` and `block`.
+    ///
+    /// [`RecurrentKernel::block_columns`]: crate::kernels::RecurrentKernel::block_columns
     scan_block(ScanInputs), scan_kernel
 }
 
-/// Runs the op over all rows of a step. `prepared` has room for [`prepared_width`] numbers per input.
+/// Runs the op over all rows of a step. `prepared` must have [`prepared_width`] elements per input.
 ///
 /// # Safety
-/// As for [`for_each_block`]; the tails of `rows` must exist, too.
+/// As for [`for_each_block`]. The tails of `context.inputs` must exist, and no two rows may share
+/// one.
 pub(crate) unsafe fn run(
-    (threads, isa): (&ThreadPool, Isa),
-    (pool, state): (&StatePool, StateId),
-    rows: &StateInputs,
-    (form, weights): (&ScanForm, &HeadWeights),
+    context: &OpContext<'_>,
+    form: &ScanForm,
+    weights: &HeadWeights,
     operands: ScanOperands<'_>,
     prepared: &mut [f32],
     y: &DisjointRows<'_>,
 ) {
     let (heads, width, groups) = (form.heads, form.heads * form.head_dim, form.groups * form.state_dim);
+    let OpContext { threads, isa, pool, state, inputs } = *context;
     let stride = prepared_width(form);
-    let parts = DisjointRows::new(&mut prepared[..rows.inputs * stride], stride);
-    for_each_row(threads, rows.inputs, &|_, input| {
-        let row = rows.row_of(input);
+    let prepared_rows = DisjointRows::new(&mut prepared[..inputs.count * stride], stride);
+    for_each_row(threads, inputs.count, &|_, input| {
+        let row = inputs.row_of(input);
         let raw = match row.source(input - row.first_input) {
             Source::Token(token) => &operands.dt[token * heads..][..heads],
             // SAFETY: the row exists, and nothing writes it before the recurrence has run.
-            Source::Tail(at) => unsafe { &pool.tail_numbers(row.tail, at, state)[width + groups..] },
+            Source::Tail(at) => unsafe { &pool.tail_inputs(row.tail, at, state)[width + groups..] },
         };
-        // SAFETY: each input goes to one thread.
-        prepare(isa, raw, form, weights, unsafe { parts.row(input) });
+        // SAFETY: one thread prepares each input.
+        prepare(isa, raw, form, weights, unsafe { prepared_rows.row(input) });
     });
     let prepared = &*prepared;
     let matrices = Matrices { heads, rows: form.state_dim, columns: form.head_dim };
-    let kernel = |family, task: &Task<'_>| {
+    let run_block = |kernel, task: &BlockTask<'_>| {
         let first = task.row.first_input + task.segment.inputs.start;
         let group = form.group(task.head) * form.state_dim;
-        let part = |at: usize| Strided::new(prepared, stride, first, at);
+        let part = |at: usize| StridedRows::new(prepared, stride, first, at);
         let column = task.head * form.head_dim + task.columns.start;
-        let mut discarded = [0.0f32; STRIPE];
+        let mut discarded = [0.0f32; ITEM_COLUMNS];
         let (x, b, c, y) = match task.segment.source {
             Source::Token(token) => {
-                let of_group = |x| Strided::new(x, groups, token, group);
-                let x = Strided::new(operands.x, width, token, column);
-                (x, of_group(operands.b), of_group(operands.c), y.column(token, column))
+                let of_group = |x| StridedRows::new(x, groups, token, group);
+                let x = StridedRows::new(operands.x, width, token, column);
+                (x, of_group(operands.b), of_group(operands.c), y.strided_rows(token, column))
             }
             Source::Tail(at) => {
                 let tail = pool.tail_row(task.row.tail, at, state).cast_const();
-                let of_tail = |at: usize| Strided { at: tail.wrapping_add(at), stride: pool.row_stride() };
+                let of_tail =
+                    |at: usize| StridedRows { base: tail.wrapping_add(at), stride: pool.row_stride() };
                 let b = of_tail(width + group);
-                // The output is discarded, so any numbers serve as C.
-                (of_tail(column), b, b, StridedMut { at: discarded.as_mut_ptr(), stride: 0 })
+                // The output is discarded, so B can stand in for C.
+                (of_tail(column), b, b, StridedRowsMut { base: discarded.as_mut_ptr(), stride: 0 })
             }
         };
         let inputs = ScanInputs {
@@ -188,22 +192,13 @@ pub(crate) unsafe fn run(
             count: task.segment.inputs.len(),
             state_dim: form.state_dim,
         };
-        // SAFETY: the inputs and results of these tokens exist, and only this task writes the
+        // SAFETY: the inputs and outputs of these tokens exist, and only this task writes these
         // columns.
-        unsafe { scan_block(family, task.columns.len(), &inputs, &task.block) };
+        unsafe { scan_block(kernel, task.columns.len(), &inputs, &task.block) };
     };
-    // SAFETY: as the caller vouches.
-    unsafe { for_each_block((threads, isa), (pool, state), matrices, rows, &kernel) };
-    for row in &rows.rows {
-        for (at, token) in row.drafts() {
-            let mut to = pool.tail_row(row.tail, at, state);
-            let ScanOperands { x, b, dt, .. } = operands;
-            for (x, width) in [(x, width), (b, groups), (dt, heads)] {
-                let x = &x[token * width..][..width];
-                // SAFETY: the tail is this row's, and its replay has been read.
-                unsafe { std::ptr::copy_nonoverlapping(x.as_ptr(), to, width) };
-                to = to.wrapping_add(width);
-            }
-        }
-    }
+    // SAFETY: upheld by the caller.
+    unsafe { for_each_block(context, matrices, &run_block) };
+    let ScanOperands { x, b, dt, .. } = operands;
+    // SAFETY: upheld by the caller; the replayed inputs have been read.
+    unsafe { context.write_tails(&[(x, width), (b, groups), (dt, heads)]) };
 }

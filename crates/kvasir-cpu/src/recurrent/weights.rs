@@ -1,4 +1,4 @@
-//! The weights of one recurrence, prepared for its kernels.
+//! The weights of recurrent ops, in the layout of their kernels.
 
 use crate::rowwise::exp;
 use kvasir_program::DecayRate;
@@ -11,9 +11,9 @@ pub(crate) enum RecurrentWeights {
 
 /// Weights of a short convolution.
 pub(crate) struct ConvWeights {
-    /// A row of one weight per channel for each tap, the oldest token first.
+    /// Weights `[kernel, channels]`, those of the oldest token first.
     pub(crate) taps: Vec<f32>,
-    /// One number per channel; 0 without a bias.
+    /// One element per channel; 0 without a bias.
     pub(crate) bias: Vec<f32>,
 }
 
@@ -26,17 +26,19 @@ impl ConvWeights {
     }
 }
 
-/// Weights of a gated delta rule or a selective scan, one number per head.
+/// Per-head weights of a gated delta rule or a selective scan.
 pub(crate) struct HeadWeights {
-    /// Decay rates, which are negative.
+    /// Decay rate of each head; negative.
     pub(crate) rates: Vec<f32>,
+    /// Bias before the softplus or sigmoid: one per decay of a gated delta rule, one per head of a
+    /// selective scan.
     pub(crate) dt_bias: Vec<f32>,
-    /// Skip weights D of a selective scan; empty for a gated delta rule.
+    /// Skip weight D of each head of a selective scan; empty for a gated delta rule.
     pub(crate) skip: Vec<f32>,
 }
 
 impl HeadWeights {
-    /// From decay weights as they are stored.
+    /// `stored` is how the checkpoint stores `decay`.
     pub(crate) fn new(decay: &[f32], stored: DecayRate, dt_bias: Vec<f32>, skip: Vec<f32>) -> Self {
         let rate = |decay: &f32| match stored {
             DecayRate::Logarithm => -exp(*decay),

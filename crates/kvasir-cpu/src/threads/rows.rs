@@ -19,39 +19,39 @@ pub(crate) fn for_each_row(threads: &ThreadPool, n: usize, job: &(dyn Fn(&mut Wo
     });
 }
 
-/// Rows at a fixed distance: row `t` is at `at + t * stride`.
+/// Rows of f32 elements at a fixed stride: row `t` starts at `base + t * stride`.
 #[derive(Clone, Copy)]
-pub(crate) struct Strided {
-    pub(crate) at: *const f32,
+pub(crate) struct StridedRows {
+    pub(crate) base: *const f32,
     pub(crate) stride: usize,
 }
 
-impl Strided {
-    /// Rows of `stride` numbers each in `x`, from number `at` of row `row` on. Panics if that number
-    /// lies outside the slice.
+impl StridedRows {
+    /// The rows of `x`, each of `stride` elements, from row `row` on and without their first `at`
+    /// elements. Panics if the first of these rows starts outside the slice.
     pub(crate) fn new(x: &[f32], stride: usize, row: usize, at: usize) -> Self {
-        Self { at: x[row * stride + at..].as_ptr(), stride }
+        Self { base: x[row * stride + at..].as_ptr(), stride }
     }
 
     /// Address of row `t`.
     #[inline(always)]
     pub(crate) fn row(self, t: usize) -> *const f32 {
-        self.at.wrapping_add(t * self.stride)
+        self.base.wrapping_add(t * self.stride)
     }
 }
 
-/// Writable rows at a fixed distance.
+/// Writable rows of f32 elements at a fixed stride.
 #[derive(Clone, Copy)]
-pub(crate) struct StridedMut {
-    pub(crate) at: *mut f32,
+pub(crate) struct StridedRowsMut {
+    pub(crate) base: *mut f32,
     pub(crate) stride: usize,
 }
 
-impl StridedMut {
+impl StridedRowsMut {
     /// Address of row `t`.
     #[inline(always)]
     pub(crate) fn row(self, t: usize) -> *mut f32 {
-        self.at.wrapping_add(t * self.stride)
+        self.base.wrapping_add(t * self.stride)
     }
 }
 
@@ -86,12 +86,12 @@ impl<'a> DisjointRows<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.base.add(start), len) }
     }
 
-    /// Address of number `at` of a row, and the distance from it to the same number of the next row.
-    /// Panics if the number lies outside the slice.
-    pub(crate) fn column(&self, row: usize, at: usize) -> StridedMut {
+    /// The rows from row `row` on, without their first `at` elements. Panics if the first of these
+    /// rows starts outside the slice.
+    pub(crate) fn strided_rows(&self, row: usize, at: usize) -> StridedRowsMut {
         let start = row * self.stride + at;
-        assert!(start < self.len, "a column lies outside its slice");
-        StridedMut { at: self.base.wrapping_add(start), stride: self.stride }
+        assert!(start < self.len, "a row starts outside its slice");
+        StridedRowsMut { base: self.base.wrapping_add(start), stride: self.stride }
     }
 
     /// A whole row of `stride` numbers.

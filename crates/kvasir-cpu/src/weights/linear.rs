@@ -125,7 +125,7 @@ pub(crate) enum OpWeights {
     Many(Vec<Linear>),
     Experts {
         gate: Vec<Linear>,
-        /// Empty for experts without a gate: the gate matrices then are the up matrices, too.
+        /// Empty for experts whose gate matrices are their up matrices.
         up: Vec<Linear>,
         down: Vec<Linear>,
     },

@@ -70,7 +70,7 @@ mod tests {
     fn facts() -> Facts {
         Facts {
             max_model_len: 8193,
-            default_capacity: Some(32768),
+            max_default_capacity: Some(32768),
             is_cpu: true,
             is_encoder: true,
             ..Facts::default()

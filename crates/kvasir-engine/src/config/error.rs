@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 
 /// Maximum tokens of a sequence or a step.
-pub(super) const MOST_TOKENS: u32 = 1 << 30;
+pub(super) const MAX_TOKENS: u32 = 1 << 30;
 
 /// A parameter and its value, as an error cites them.
 #[derive(Clone, Debug, PartialEq, Eq)]

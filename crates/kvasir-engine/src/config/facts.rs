@@ -1,20 +1,20 @@
-//! [`Facts`]: what the defaults and checks of a configuration depend on: the model, the device, and
-//! the memory that the weights leave.
+//! [`Facts`]: the properties of the model and the device from which `EngineConfig::resolve` derives
+//! defaults and checks.
 
 use kvasir_kv::GroupKind;
 
-/// Facts of a model and a device on which defaults and checks depend.
+/// Properties of a model and a device on which configuration defaults and checks depend.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Context length of the model.
     pub max_model_len: u32,
     /// Memory that the weights leave, in bytes; `None` if unknown.
-    pub bytes: Option<u64>,
+    pub free_bytes: Option<u64>,
     /// The layer groups, with the size of their slots.
     pub groups: Vec<GroupFacts>,
-    /// Maximum KV cache slots, unless the configuration sets the capacity; `None` is what memory
-    /// holds.
-    pub default_capacity: Option<u32>,
+    /// Upper bound of the KV cache capacity in slots if the configuration does not set the
+    /// capacity; `None` if only memory bounds it.
+    pub max_default_capacity: Option<u32>,
     /// Maximum draft tokens per sequence and step; 0 without speculative decoding.
     pub longest_draft: u32,
     /// Sliding windows of the model's layers.
@@ -35,10 +35,10 @@ pub struct Facts {
     pub overlaps: bool,
 }
 
-/// The size of a layer group's cached data.
+/// The kind of a layer group and the size of its cached data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFacts {
-    /// What the layers of the group need of a sequence.
+    /// Which cached data of a sequence the layers of the group read.
     pub kind: GroupKind,
     /// Bytes of a slot: K and V of a token in all layers, or the states of a sequence.
     pub slot_bytes: u64,
@@ -47,7 +47,7 @@ pub struct GroupFacts {
 }
 
 impl GroupFacts {
-    /// The full group, with slots of this size.
+    /// A group of full-attention layers with slots of `slot_bytes` bytes.
     pub fn full(slot_bytes: u64) -> Self {
         Self { kind: GroupKind::Full, slot_bytes, tail_row_bytes: 0 }
     }

@@ -30,17 +30,17 @@ pub struct EngineConfig {
     pub policy: PolicyConfig,
     /// Order of the waiting queue.
     pub order: Order,
-    /// KV cache capacity in slots; by default what the memory holds beside the recurrent states, at
-    /// most [`Facts::default_capacity`](crate::Facts::default_capacity).
+    /// KV cache capacity in slots; by default what the memory holds besides the recurrent states,
+    /// at most [`Facts::max_default_capacity`](crate::Facts::max_default_capacity).
     pub kv_capacity: Option<u32>,
-    /// Share of the memory left by the weights that K/V and recurrent states may use; excludes
-    /// `kv_capacity`.
+    /// Share of the memory left by the weights that K/V and recurrent states may use; cannot be
+    /// combined with `kv_capacity`.
     pub memory_utilization: Option<f64>,
     /// Whether `kv_capacity` may exceed what the free memory holds: memory is committed as it is used.
     pub overcommit: bool,
     /// Bytes for checkpoints of recurrent states; an eighth of the memory by default.
     pub state_memory: Option<u64>,
-    /// Distance of regular checkpoints of recurrent states in tokens, 0 for none. The default
+    /// Interval of regular checkpoints of recurrent states in tokens, 0 for none. The default
     /// depends on the size of a state.
     pub state_interval: Option<u32>,
     /// Number of engines on this machine, each of which gets an equal part of the memory; 0 counts

@@ -1,13 +1,14 @@
-//! Parameters that exclude recurrent layers, whose states are one value per sequence.
+//! Refuses cache options that a model with recurrent layers cannot use: such a model has one state
+//! per sequence instead of a row per token.
 
 use crate::config::error::{ConfigError, ensure};
 use crate::config::resolve::Resolved;
 
 impl Resolved {
-    /// Refuses what the cache of a model with recurrent layers does not support, by name.
+    /// Fails if the model has recurrent layers and the cache has ring buffers.
     pub(super) fn check_recurrent_layers(&self) -> Result<(), ConfigError> {
         ensure(self.cache.states.is_none() || self.cache.rings.is_none(), || {
-            let reason = "ring buffers overwrite rows that a sequence computes again after it returns to a \
+            let reason = "ring buffers overwrite rows that a sequence needs again after it is rewound to a \
                           checkpoint";
             ConfigError::recurrent_layers(("rings", &"on"), reason)
         })
@@ -15,7 +16,7 @@ impl Resolved {
 }
 
 impl ConfigError {
-    /// Reports a value that excludes the recurrent layers of the model.
+    /// The error for a parameter value that a model with recurrent layers cannot use.
     pub fn recurrent_layers(
         argument: (&'static str, &dyn std::fmt::Display),
         reason: impl Into<String>,
@@ -31,10 +32,10 @@ mod tests {
     use kvasir_kv::{CacheKind, StateConfig};
 
     #[test]
-    fn ring_buffers_are_refused_beside_recurrent_layers() {
+    fn recurrent_layers_refuse_ring_buffers() {
         let facts = Facts {
             max_model_len: 4096,
-            default_capacity: Some(4096),
+            max_default_capacity: Some(4096),
             windows: vec![64],
             has_rings: true,
             is_cpu: true,

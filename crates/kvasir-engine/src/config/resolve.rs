@@ -1,7 +1,7 @@
 //! Resolves an [`EngineConfig`] against the facts of model and device.
 
 use crate::config::EngineConfig;
-use crate::config::error::{ConfigError, MOST_TOKENS, checked_count, checked_share, ensure};
+use crate::config::error::{ConfigError, MAX_TOKENS, checked_count, checked_share, ensure};
 use crate::config::facts::Facts;
 use crate::config::memory_division::MemoryDivision;
 use crate::config::policy::PolicyConfig;
@@ -11,7 +11,7 @@ use crate::scheduler::queue::Order;
 use kvasir_kv::{Cache, CacheConfig, CacheKind, Rings, build};
 
 /// Maximum concurrent sequences.
-const MOST_SEQUENCES: u32 = 1 << 16;
+const MAX_SEQUENCES: u32 = 1 << 16;
 
 /// A validated configuration with all defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,7 +126,7 @@ impl EngineConfig {
 
     fn limits(&self, facts: &Facts, kind: CacheKind) -> Result<Limits, ConfigError> {
         let max_model_len =
-            checked_count("max_model_len", self.max_model_len, facts.max_model_len, MOST_TOKENS)?;
+            checked_count("max_model_len", self.max_model_len, facts.max_model_len, MAX_TOKENS)?;
         let is_length = |holds, reason: String| {
             ensure(holds, || ConfigError::invalid("max_model_len", &max_model_len, reason))
         };
@@ -139,12 +139,12 @@ impl EngineConfig {
         let sequences = if kind.holds_one_sequence() { 1 } else { 512 };
         let tokens = if facts.is_cpu { 2048 } else { 16384 };
         Ok(Limits {
-            max_num_seqs: checked_count("max_num_seqs", self.max_num_seqs, sequences, MOST_SEQUENCES)?,
+            max_num_seqs: checked_count("max_num_seqs", self.max_num_seqs, sequences, MAX_SEQUENCES)?,
             max_num_batched_tokens: checked_count(
                 "max_num_batched_tokens",
                 self.max_num_batched_tokens,
                 tokens,
-                MOST_TOKENS,
+                MAX_TOKENS,
             )?,
             max_model_len,
             watermark: (checked_share("watermark", self.watermark)? * 1000.0).round() as u32,

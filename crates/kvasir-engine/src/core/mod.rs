@@ -163,16 +163,17 @@ impl Core {
 
     /// Sets the drafts of a request's next decode. With parents they form a tree whose node 0 is
     /// the newest committed token. Ignored if the request is not running, a parent is malformed, or
-    /// they form a tree and the cache has recurrent states; these also limit the length of a chain.
+    /// they form a tree and the cache has recurrent states. Such a cache truncates longer chains to
+    /// `StateConfig::tail_rows` tokens.
     pub fn set_drafts(&mut self, id: RequestId, drafts: &Proposal) {
-        let is_possible = drafts.parents.is_empty() || !self.state.kv.has_states();
+        let is_supported = drafts.parents.is_empty() || !self.state.kv.has_states();
         if let Some(entry) = self.state.requests.find(id)
             && self.state.requests[entry].status == Status::Running
             && drafts.is_sound()
-            && is_possible
+            && is_supported
         {
-            let most = self.state.kv.max_chain();
-            self.state.requests.set_drafts(entry, drafts, most);
+            let max_drafts = self.state.kv.max_draft_chain();
+            self.state.requests.set_drafts(entry, drafts, max_drafts);
         }
     }
 

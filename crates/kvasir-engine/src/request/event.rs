@@ -47,7 +47,8 @@ pub struct Summary {
     pub outputs: u32,
     /// Prompt tokens served from the KV cache at its first admission.
     pub cached: u32,
-    /// How much of its prompt matched cached K/V then, and why not more.
+    /// How many prompt tokens matched cached K/V at the first admission, and why the match ended
+    /// there.
     #[serde(default)]
     pub prefix: PrefixMatch,
     /// Tokens that context shifts have dropped.

@@ -56,8 +56,8 @@ pub struct Params {
     /// Index of the first prompt token of token type 1 (the second text of a pair); 0 if there is
     /// none.
     pub second_text_start: u32,
-    /// It has recurrent state besides its K/V and takes one of `Limits::state_slots`. Set by
-    /// replays of recorded cases only: with a cache that has states, every request has one.
+    /// The request has a recurrent state and takes one of `Limits::state_slots`. Only replays of
+    /// recorded cases set it: with a cache that has states, every request has one.
     pub stateful: bool,
     /// Sampling parameters.
     pub sampling: Sampling,

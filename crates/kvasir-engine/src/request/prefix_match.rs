@@ -1,5 +1,5 @@
-//! `PrefixMatch`: how much of a request's prompt matched cached K/V at its admission, and why not
-//! more.
+//! `PrefixMatch`: how many prompt tokens of a request matched cached K/V at its admission, and why
+//! the match ended there.
 
 use kvasir_kv::ShortHit;
 use serde::{Deserialize, Serialize};
@@ -11,15 +11,16 @@ pub struct PrefixMatch {
     /// layer group lacked data for all of them, or if the policy used only part.
     pub matched: u32,
     /// Why the cache did not serve all whole blocks of the prompt. `None` if it did, or if nothing
-    /// was looked up: prefix caching is off, or the request returns prompt log-probabilities.
+    /// was looked up because prefix caching is off, or the request returns prompt
+    /// log-probabilities.
     pub short: Option<ShortHit>,
-    /// `short` for the eyes of the client: `NeverComputed` in place of an `OtherKey` of another API
-    /// key.
+    /// The reason that the client may see: `short`, with `NeverComputed` in place of `OtherKey` if
+    /// the block was cached by another API key.
     pub public_short: Option<ShortHit>,
 }
 
 impl PrefixMatch {
-    /// No match, of a request that was not admitted.
+    /// The match of a request that was never admitted.
     pub const NONE: Self = Self { matched: 0, short: None, public_short: None };
 }
 
@@ -30,6 +31,6 @@ pub struct FirstAdmission {
     pub tag: u64,
     /// Prompt tokens served from the KV cache.
     pub cached: u32,
-    /// How much of the prompt matched, and why not more.
+    /// How many prompt tokens matched, and why the match ended there.
     pub prefix: PrefixMatch,
 }

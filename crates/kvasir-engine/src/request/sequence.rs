@@ -151,7 +151,7 @@ pub(crate) struct Cold {
     pub(crate) hit: u32,
     /// Cache-hit tokens of the first admission, reported to the client as cached tokens.
     pub(crate) first_hit: u32,
-    /// How much of the prompt matched at the first admission.
+    /// The match of the prompt at the first admission.
     pub(crate) prefix: PrefixMatch,
     pub(crate) preemptions: u32,
     /// The sibling that computes the shared prompt (parallel sampling); none once admitted.
@@ -318,7 +318,8 @@ impl Sequence {
         self.cold.hit
     }
 
-    /// How much of its prompt matched cached K/V at its first admission, and why not more.
+    /// How many prompt tokens matched cached K/V at the first admission, and why the match ended
+    /// there.
     pub fn prefix_match(&self) -> PrefixMatch {
         self.cold.prefix
     }

@@ -48,7 +48,7 @@ impl SchedulerState {
             return Some(DeferReason::Sibling);
         }
         let states = requests.live_states();
-        if states.are_needed_by(sequence) && !states.has_free() {
+        if states.is_needed_by(sequence) && !states.has_free() {
             return Some(DeferReason::NoStateSlot);
         }
         (requests.free_rows() == 0).then_some(DeferReason::NoPoolRow)

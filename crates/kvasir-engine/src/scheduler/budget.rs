@@ -1,5 +1,5 @@
-//! Budgets of memory: the KV slots that may still be given out, and the slots of live recurrent
-//! states.
+//! `Budget` and `LiveStates`: which KV slots and live recurrent states admission and scheduling may
+//! still reserve.
 //!
 //! `unreserved = available - reserved - scheduled`, in KV slots
 //!
@@ -110,49 +110,49 @@ impl Budget {
     }
 }
 
-/// Slots of live recurrent states, one per sequence that has a state and holds an executor row. So
-/// a slot is released only after the last step that names its sequence.
+/// Counts live recurrent states: one per sequence that has a state and holds an executor row. A
+/// live state is released only after the last step that names its sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LiveStates {
     /// Maximum number of live states; none is unbounded.
     limit: Option<u32>,
     /// Whether every sequence has a state, because the cache has states. Otherwise only requests
     /// with `Params::stateful` have one.
-    of_all: bool,
+    every_sequence: bool,
     taken: u32,
 }
 
 impl LiveStates {
-    /// Slots for the states of a cache, if it has any; at most `limit`.
+    /// The live states of a cache with these `states`, if any; at most `limit`.
     pub(crate) fn new(limit: Option<u32>, states: Option<StateConfig>) -> Self {
         let limits = limit.into_iter().chain(states.map(|states| states.live));
-        Self { limit: limits.min(), of_all: states.is_some(), taken: 0 }
+        Self { limit: limits.min(), every_sequence: states.is_some(), taken: 0 }
     }
 
-    /// Whether a sequence needs a slot while it runs.
-    pub(crate) fn are_needed_by(&self, sequence: &Sequence) -> bool {
-        self.of_all || sequence.cold.params.stateful
+    /// Whether a sequence needs a live state while it runs.
+    pub(crate) fn is_needed_by(&self, sequence: &Sequence) -> bool {
+        self.every_sequence || sequence.cold.params.stateful
     }
 
-    /// Whether a slot is free.
+    /// Whether a live state is free.
     pub(crate) fn has_free(&self) -> bool {
         self.limit.is_none_or(|limit| self.taken < limit)
     }
 
-    /// Slots in use.
+    /// Live states in use.
     pub(crate) fn taken(&self) -> u32 {
         self.taken
     }
 
-    /// Takes a slot for a sequence if it needs one. The caller has checked that one is free.
+    /// Takes a live state for a sequence if it needs one. The caller has checked that one is free.
     pub(crate) fn take_for(&mut self, sequence: &Sequence) {
-        debug_assert!(self.has_free() || !self.are_needed_by(sequence));
-        self.taken += u32::from(self.are_needed_by(sequence));
+        debug_assert!(self.has_free() || !self.is_needed_by(sequence));
+        self.taken += u32::from(self.is_needed_by(sequence));
     }
 
-    /// Releases the slot of a sequence, if it has one.
-    pub(crate) fn release_of(&mut self, sequence: &Sequence) {
-        self.taken -= u32::from(self.are_needed_by(sequence));
+    /// Releases the live state of a sequence, if it has one.
+    pub(crate) fn release_for(&mut self, sequence: &Sequence) {
+        self.taken -= u32::from(self.is_needed_by(sequence));
     }
 }
 
@@ -199,8 +199,8 @@ mod tests {
         states.take_for(&plain);
         states.take_for(&stateful);
         assert!(!states.has_free() && states.taken() == 1);
-        states.release_of(&plain);
-        states.release_of(&stateful);
+        states.release_for(&plain);
+        states.release_for(&stateful);
         assert!(states.has_free() && states.taken() == 0);
         let mut unbounded = LiveStates::new(None, None);
         assert!((0..9).all(|_| {

@@ -1,9 +1,8 @@
 //! Dominant-resource fairness of client keys under `Order::Fair` (DRF; Ghodsi et al., 2011).
 //!
-//! The resources are running sequences (at most `max_num_seqs`, or as many as there are live
-//! states) and KV slots. A key's *dominant share* is the larger of its two fractions. With k keys
-//! that have requests, the *entitlement* of each is 1/k of both resources, and at least one running
-//! sequence.
+//! The resources are KV slots and running sequences (at most `max_num_seqs` and the number of live
+//! states). A key's *dominant share* is the larger of its two fractions. With k keys that have
+//! requests, the *entitlement* of each is 1/k of both resources, and at least one running sequence.
 //!
 //! 1. Queue: requests within their key's entitlement first, then by dominant share, then by deficit
 //!    round robin (`fair_queue.rs`).

@@ -1,5 +1,6 @@
-//! Cache sequences that no request runs: those retained for sessions and pins. They consist of whole
-//! blocks, and with recurrent states they end at a checkpoint and hold no live state.
+//! Truncates and copies idle cache sequences: those retained for sessions and pins, which no
+//! request runs. They consist of whole blocks. With recurrent states, they end at a checkpoint and
+//! hold no live state.
 
 use crate::request::gaps::Gaps;
 use kvasir_kv::{Cache, SeqId};
@@ -20,9 +21,9 @@ pub(crate) fn copy_idle(cache: &mut dyn Cache, source: SeqId, gaps: &Gaps, len: 
     let into = cache.open().ok()?;
     let end = gaps.position(len);
     let copied = cache.sequences().and_then(|capability| capability.copy(source, into, 0..end));
-    let have = copied.and_then(|()| cache.claimed_len(into)).unwrap_or(0).min(len);
+    let copied_len = copied.and_then(|()| cache.claimed_len(into)).unwrap_or(0).min(len);
     let block = cache.shape().block_size.max(1);
-    let len = truncate_idle(cache, into, gaps, gaps.whole_blocks(have, block));
+    let len = truncate_idle(cache, into, gaps, gaps.whole_blocks(copied_len, block));
     if len > 0 {
         return Some((into, len));
     }

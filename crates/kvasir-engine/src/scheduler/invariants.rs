@@ -35,7 +35,7 @@ impl SchedulerState {
         let prefilling = count(|sequence| sequence.prefilling);
         let rows = count(|sequence| sequence.pool_row.is_some());
         let has_state = |sequence: &Sequence| {
-            sequence.pool_row.is_some() && requests.live_states().are_needed_by(sequence)
+            sequence.pool_row.is_some() && requests.live_states().is_needed_by(sequence)
         };
         let states = requests.iter().filter(|(_, sequence)| has_state(sequence)).count();
         let live = cache.shape().groups.states().map_or(0, |group| cache.usage_of(group).held);
@@ -46,7 +46,7 @@ impl SchedulerState {
             (running == requests.running().len(), "the running list and the running requests differ"),
             (reserved == granted, "the sum of reservations is wrong"),
             (prefilling == requests.prefilling() as usize, "the number of requests in prefill is wrong"),
-            (states == requests.live_states().taken() as usize, "live states are lost or taken twice"),
+            (states == requests.live_states().taken() as usize, "the number of live states taken is wrong"),
             (live as usize <= running, "more sequences than the running ones have a live state"),
             (
                 rows + requests.free_rows() == self.limits.max_num_seqs as usize,

@@ -26,8 +26,8 @@ pub struct Limits {
     /// Whether attention is bidirectional (encoders): every sequence runs in one step, without
     /// causal masks.
     pub bidirectional: bool,
-    /// Most running sequences with recurrent state, besides the limit of the cache; none is
-    /// unbounded. Set by replays of recorded cases only.
+    /// Maximum running sequences with a recurrent state, in addition to the limit of the cache;
+    /// `None` is unbounded. Only replays of recorded cases set it.
     pub state_slots: Option<u32>,
     /// Most rows of a decode step that is padded to a declared batch size, or runs as a captured graph.
     pub graph_max_batch: u32,

@@ -17,7 +17,7 @@ pub struct Admission {
     pub request: RequestId,
     /// Cache-hit tokens.
     pub hit: u32,
-    /// How much of its tokens matched cached K/V, and why not more.
+    /// How many of its tokens matched cached K/V, and why the match ended there.
     #[serde(default)]
     pub prefix: PrefixMatch,
 }

@@ -83,10 +83,10 @@ impl Requests {
         &self.live_states
     }
 
-    /// Whether a live state is released when a step in flight retires: a request that no longer runs
-    /// holds it.
+    /// Whether a request that no longer runs still holds a live state, which it releases when its
+    /// step in flight retires.
     pub(crate) fn releases_live_state(&self) -> bool {
-        let holds = |entry: &&u32| self.live_states.are_needed_by(&self.slab[**entry]);
+        let holds = |entry: &&u32| self.live_states.is_needed_by(&self.slab[**entry]);
         self.live_states.taken() as usize > self.running.iter().filter(holds).count()
     }
 
@@ -148,7 +148,7 @@ impl Requests {
             && let Some(row) = sequence.pool_row.take()
         {
             self.free_rows.push(row);
-            self.live_states.release_of(sequence);
+            self.live_states.release_for(sequence);
         }
     }
 
@@ -195,17 +195,17 @@ impl Requests {
         })
     }
 
-    /// Sets the drafts of the next decode, as many as the request allows and at most `most`.
-    pub(crate) fn set_drafts(&mut self, entry: u32, drafts: &Proposal, most: u32) {
+    /// Sets the drafts of the next decode, as many as the request allows and at most `max_drafts`.
+    pub(crate) fn set_drafts(&mut self, entry: u32, drafts: &Proposal, max_drafts: u32) {
         self.drafted = true;
         let cold = &mut self.slab[entry].cold;
         let own = &mut cold.drafts;
         own.clear();
-        let most = cold.params.draft_limit().map_or(most, |limit| limit.min(most));
-        let most = (most as usize).min(drafts.tokens.len());
-        own.tokens.extend_from_slice(&drafts.tokens[..most]);
-        own.parents.extend(drafts.parents.iter().take(most));
-        own.evidence.extend(drafts.evidence.iter().take(most));
+        let count = cold.params.draft_limit().map_or(max_drafts, |limit| limit.min(max_drafts));
+        let count = (count as usize).min(drafts.tokens.len());
+        own.tokens.extend_from_slice(&drafts.tokens[..count]);
+        own.parents.extend(drafts.parents.iter().take(count));
+        own.evidence.extend(drafts.evidence.iter().take(count));
         self.sync_drafts(entry);
     }
 

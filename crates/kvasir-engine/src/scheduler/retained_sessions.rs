@@ -1,7 +1,7 @@
 //! Retained K/V of sessions: the cache sequence of a session's last request stays in the KV cache
 //! for its next turn, until its slots are needed.
 //!
-//! Which is evicted first is up to `SessionOrder`.
+//! `SessionOrder` decides which session is evicted first.
 //!
 //! Invariants:
 //!
@@ -10,10 +10,11 @@
 //!   and recent admissions are of several keys, at most half of it stays retained (`demote_to`).
 //! - The cache counts the slots that an eviction frees: a block shared by several sessions is freed
 //!   with its last owner.
-//! - Retained sequences are evicted in that order; one that would free nothing is skipped.
+//! - Retained sequences are evicted in the order of `SessionOrder`; one that would free nothing is
+//!   skipped.
 //! - A retained sequence ends at a block boundary and is reused only under the same tenant salt.
-//! - With recurrent states, a retained sequence ends at a checkpoint, which is not evicted, and holds
-//!   no live state. At most half of the checkpoints are used so.
+//! - With recurrent states, a retained sequence ends at a checkpoint, which is not evicted, and
+//!   holds no live state. Retained sequences use at most half of the checkpoints.
 //!
 //! Guarded by `tests/retained_sessions.rs` and `tests/sessions.rs`.
 
@@ -48,7 +49,7 @@ pub(crate) struct RetainedSessions {
     block: u32,
     /// Most positions of a sequence with gaps; 0 if none may have gaps.
     max_positions: u32,
-    /// Most retained sequences.
+    /// Maximum number of retained sequences.
     max_sequences: usize,
     /// The sequences of all entries.
     order: SessionOrder,
@@ -97,8 +98,8 @@ pub(crate) struct Shortage {
 }
 
 impl RetainedSessions {
-    /// No retained session. Sequences with gaps in their positions have at most `max_positions`;
-    /// none has gaps if that is 0.
+    /// Creates an empty set. A retained sequence with gaps in its positions has at most
+    /// `max_positions` positions; 0 excludes gaps.
     pub(crate) fn new(shape: &CacheShape, max_positions: u32) -> Self {
         let max_sequences =
             shape.states.map_or(usize::MAX, |states| (states.checkpoints / 2).max(1) as usize);
@@ -269,7 +270,7 @@ impl RetainedSessions {
         let Some(retained) = self.of(sequence) else { return 0 };
         let hit = retained.gaps.whole_blocks(self.matched(sequence).min(limit), self.block);
         let hit = if hit > 0 && (hit as usize) < retained.tokens.len() {
-            self.rewindable(cache, retained, hit)
+            self.rewindable_len(cache, retained, hit)
         } else {
             hit
         };
@@ -278,7 +279,7 @@ impl RetainedSessions {
 
     /// The greatest number of tokens up to `len`, in whole blocks, to which the cache can rewind a
     /// retained sequence. 0 if it cannot.
-    fn rewindable(&self, cache: &mut dyn Cache, retained: &RetainedSequence, mut len: u32) -> u32 {
+    fn rewindable_len(&self, cache: &mut dyn Cache, retained: &RetainedSequence, mut len: u32) -> u32 {
         let gaps = &retained.gaps;
         while len > 0 {
             let end = gaps.position(len);

@@ -203,7 +203,7 @@ impl SchedulerState {
         self.requests.withdraw(entry);
         let sequence = &mut self.requests[entry];
         if !matches!(finish, Finish::Failed(_)) {
-            self.kv.mark_end(sequence);
+            self.kv.mark_answer_end(sequence);
             self.kv.publish(sequence, true);
             self.kv.retain(sequence, self.steps_in_flight);
         }

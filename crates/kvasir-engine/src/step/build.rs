@@ -85,8 +85,8 @@ impl StepBuilder {
                 },
                 Err(CacheError::Full { group, needed, available }) => {
                     withdraw_trees(state);
-                    let is_of_states = state.kv.cache().shape().groups.states() == Some(group);
-                    let reason = if is_of_states {
+                    let is_state_group = state.kv.cache().shape().groups.states() == Some(group);
+                    let reason = if is_state_group {
                         DeferReason::NoStateSlot
                     } else {
                         DeferReason::NoSlots { needed, available }

@@ -2,10 +2,10 @@
 //! tables, block usage, events) and writes it to a sink.
 //!
 //! Invariant: the deltas add up. At every step the blocks that requests own are the blocks reported
-//! as held. A tracer that joins a running engine first writes the full state of every live request. One
-//! that is limited to a client key writes that key's requests only: others are neither named nor
-//! described, but the pool's usage and the numbers of waiting and running requests count them. It
-//! gives the public reasons of short prefix hits.
+//! as held. A tracer that joins a running engine first writes the full state of every live request.
+//! One that is limited to a client key writes that key's requests only: others are neither named
+//! nor described, but the pool's usage and the numbers of waiting and running requests count them.
+//! It writes `PrefixMatch::public_short` as the reason of a short prefix hit.
 
 use crate::core::Core;
 use crate::engine::Observer;

@@ -12,7 +12,7 @@ pub(crate) struct Oracle {
     pub(crate) width: u32,
     pub(crate) trees: bool,
     pub(crate) accuracy: u32,
-    /// The model that it knows.
+    /// The model whose output it drafts.
     pub(crate) shape: ToyShape,
 }
 

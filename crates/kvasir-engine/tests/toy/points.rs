@@ -63,7 +63,7 @@ impl Setup {
     }
 }
 
-/// A pool of states that is smaller than the workload needs.
+/// Fewer live states and checkpoints than the workload needs.
 const STATES: StateConfig = StateConfig { live: 2, checkpoints: 3, tail_rows: 2, interval: 4 };
 
 /// Fault sites.
@@ -205,7 +205,7 @@ fn run(setup: &Setup, script: &Arc<Script>) -> Result<(), String> {
             return run.check_completions();
         }
     }
-    Err(format!("no end in sight: {:?}", run.core.record()))
+    Err(format!("requests did not finish: {:?}", run.core.record()))
 }
 
 impl<'a> Run<'a> {
@@ -404,10 +404,10 @@ impl<'a> Run<'a> {
         }
         let cache = self.core.cache();
         let (usage, states) = (cache.usage(), states_usage(cache));
-        let all_back = usage.held + states.held == 0
+        let is_baseline = usage.held + states.held == 0
             && (self.lost || usage.available() == cache.shape().capacity && states.leased == 0);
         let what = "the pools do not return to their baselines";
-        if all_back { Ok(()) } else { Err(format!("{what}: {usage:?}, {states:?}")) }
+        if is_baseline { Ok(()) } else { Err(format!("{what}: {usage:?}, {states:?}")) }
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct Coverage {
     pub(crate) recurrent: RecurrentCoverage,
 }
 
-/// Coverage of models with a recurrent state.
+/// Counters of models with a recurrent state.
 #[derive(Debug, Default)]
 pub(crate) struct RecurrentCoverage {
     pub(crate) completed: u64,
@@ -110,11 +110,11 @@ impl Setup {
             states: None,
             windows: Vec::new(),
         };
-        (setup.with_groups(), random)
+        (setup.with_random_groups(), random)
     }
 
-    /// Gives half of the models a recurrent state, and some sliding windows.
-    fn with_groups(self) -> Self {
+    /// Gives half of the models a recurrent state, and half of them sliding windows.
+    fn with_random_groups(self) -> Self {
         let mut random = Random::new(self.seed ^ 55);
         let windows = random.pick(&[&[][..], &[], &[3], &[1, 8]]).to_vec();
         let states = random.chance(50).then(|| StateConfig {
@@ -123,7 +123,7 @@ impl Setup {
             tail_rows: random.between(1, 6),
             interval: random.pick(&[0, 0, 8, 32]),
         });
-        // Draft trees are refused.
+        // Models with a recurrent state refuse draft trees.
         let drafts = if states.is_some() && self.drafts == "tree" { "chain" } else { self.drafts };
         Self { windows, states, drafts, ..self }
     }
@@ -326,7 +326,7 @@ fn drive(setup: &Setup, random: &mut Random, seen: &mut Coverage) -> Result<(), 
     }
     let (waiting, running) = engine.core().counts();
     let record = engine.core().record();
-    Err(format!("no end in sight: {waiting} wait, {running} run, {record:?}"))
+    Err(format!("requests did not finish: {waiting} wait, {running} run, {record:?}"))
 }
 
 /// Collects events; fails on a gap, a repetition or an event after the end.

@@ -143,8 +143,8 @@ impl Rules {
 impl<'a> Subject<'a> {
     /// The name without `.weight`, or `None` if the tensor must stay f32.
     ///
-    /// Vectors, norms, routers, biases, convolutions and the weights of hyper-connections are never
-    /// quantized, whatever rule matches: other engines read them as f32 only.
+    /// Vectors, norms, routers, biases, convolutions, and weights of hyper-connections and of key
+    /// pools are never quantized, whatever rule matches: other engines read them as f32 only.
     fn stem(&self) -> Option<&'a str> {
         let stem = self.name.strip_suffix(".weight").filter(|stem| !stem.is_empty())?;
         const UNQUANTIZED: [&str; 12] = [

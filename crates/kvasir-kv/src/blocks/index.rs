@@ -101,7 +101,7 @@ pub trait Index: Send {
     /// Finds the longest cached prefix of `tokens` in whole blocks, at most `limit`; appends its
     /// blocks to `found`. Counts as a use for the eviction order.
     fn find(&mut self, tokens: &[Token], salt: u64, limit: u32, found: &mut Vec<BlockId>) -> Found;
-    /// Why [`Index::find`] did not find the block behind a hit. Hashes that block.
+    /// Why [`Index::find`] did not find the next block after a hit. Cost: hashes that block.
     fn explain(&mut self, miss: Miss<'_>) -> MissReason;
     /// Publishes blocks. Writes to `canonical` what the leading part of the table should be: where
     /// equal content was cached before, an index may name that block instead (deduplication).

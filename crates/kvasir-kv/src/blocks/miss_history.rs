@@ -1,4 +1,4 @@
-//! `MissHistory`: why the block behind a prefix hit is not cached.
+//! `MissHistory`: why the next block after a prefix hit is not cached.
 //!
 //! It records two chained hashes of each published block, with the tenant's salt and without, and
 //! the salted hashes of evicted blocks. A lookup that ends before the prompt's last whole block
@@ -12,7 +12,7 @@
 //!
 //! The hashes of evicted blocks are in two generations. A full generation replaces the one before
 //! it, so at least the last `2 × capacity` and at most the last `4 × capacity` evictions are known.
-//! While all salts are equal, no block is searched by its unsalted hash, and none is indexed by it.
+//! Blocks are indexed by their unsalted hash only once a second salt has been seen.
 //!
 //! All memory is reserved at construction, because claims evict blocks and allocate nothing.
 //! Guarded by `tests/miss_reasons.rs` and the unit tests.
@@ -24,8 +24,8 @@ use std::hash::BuildHasherDefault;
 
 const NONE: BlockId = BlockId::MAX;
 
-/// Number of evicted blocks per generation, as a multiple of the capacity.
-const GENERATION: usize = 2;
+/// Evicted blocks per generation, as a multiple of the pool's capacity.
+const GENERATION_FACTOR: usize = 2;
 
 /// A block at its publication.
 #[derive(Clone, Copy, Debug)]
@@ -51,12 +51,12 @@ pub struct Miss<'a> {
     pub tokens: &'a [Token],
 }
 
-/// Why a prefix hit is short, and with `OtherKey` the salt under which the next block is cached.
+/// Why a lookup did not find the next block, and with `OtherKey` the salt that it is cached under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissReason {
     /// The reason.
     pub short: ShortHit,
-    /// The other salt; else 0.
+    /// With `OtherKey`, the salt of the cached block; else 0.
     pub other_salt: u64,
 }
 
@@ -66,21 +66,22 @@ impl From<ShortHit> for MissReason {
     }
 }
 
-/// A published block. Blocks with equal unsalted hashes are linked.
+/// A published block, in the doubly linked list of blocks with its unsalted hash.
 #[derive(Clone, Copy, Debug)]
 struct PublishedBlock {
-    /// Chained hashes with and without salt.
+    /// Chained hash with salt.
     hash: u64,
+    /// Chained hash without salt.
     unsalted: u64,
     salt: u64,
-    before: BlockId,
-    after: BlockId,
+    previous: BlockId,
+    next: BlockId,
     is_published: bool,
 }
 
 impl Default for PublishedBlock {
     fn default() -> Self {
-        Self { hash: 0, unsalted: 0, salt: 0, before: NONE, after: NONE, is_published: false }
+        Self { hash: 0, unsalted: 0, salt: 0, previous: NONE, next: NONE, is_published: false }
     }
 }
 
@@ -88,9 +89,9 @@ impl Default for PublishedBlock {
 #[derive(Clone, Debug)]
 pub(crate) struct MissHistory {
     blocks: Vec<PublishedBlock>,
-    /// The first salt, and whether another one was seen.
+    /// The first salt that was seen.
     first_salt: Option<u64>,
-    /// The newest block of each unsalted hash, once there are several salts.
+    /// The newest block of each unsalted hash; `None` until a second salt is seen.
     by_unsalted: Option<BlockHashMap<BlockId>>,
     evicted: EvictedBlocks,
     /// Scratch memory of `hash_with`.
@@ -98,21 +99,21 @@ pub(crate) struct MissHistory {
 }
 
 impl MissHistory {
-    /// A history of blocks with ids below `bound`.
+    /// An empty history of blocks with ids below `bound`.
     pub(crate) fn new(bound: usize) -> Self {
         Self {
             blocks: vec![PublishedBlock::default(); bound],
             first_salt: None,
             by_unsalted: None,
-            evicted: EvictedBlocks::new(bound * GENERATION),
+            evicted: EvictedBlocks::new(bound * GENERATION_FACTOR),
             words: Vec::new(),
         }
     }
 
-    /// The block was published.
+    /// Records the publication of a block.
     pub(crate) fn on_publish(&mut self, new: NewBlock<'_>) {
         let NewBlock { block, parent, salt, tokens, hash } = new;
-        self.note_salt(salt);
+        self.record_salt(salt);
         let parent = parent.map(|parent| self.blocks[parent as usize]);
         let words = &mut self.words;
         let hash = hash.unwrap_or_else(|| hash_with(parent_hash(parent, salt), tokens, words));
@@ -125,23 +126,23 @@ impl MissHistory {
         self.index(block);
     }
 
-    /// The published block was evicted: lookups no longer find it.
+    /// Records the eviction of a published block.
     pub(crate) fn on_evict(&mut self, block: BlockId) {
         let evicted = std::mem::take(&mut self.blocks[block as usize]);
         self.evicted.insert(evicted.hash);
         let Some(heads) = &mut self.by_unsalted else { return };
-        let PublishedBlock { unsalted, before, after, .. } = evicted;
-        match (before, after) {
+        let PublishedBlock { unsalted, previous, next, .. } = evicted;
+        match (previous, next) {
             (NONE, NONE) => _ = heads.remove(&unsalted),
-            (NONE, after) => _ = heads.insert(unsalted, after),
-            (before, after) => self.blocks[before as usize].after = after,
+            (NONE, next) => _ = heads.insert(unsalted, next),
+            (previous, next) => self.blocks[previous as usize].next = next,
         }
-        if after != NONE {
-            self.blocks[after as usize].before = before;
+        if next != NONE {
+            self.blocks[next as usize].previous = previous;
         }
     }
 
-    /// All published blocks were dropped from the index.
+    /// Records that the index dropped all published blocks.
     pub(crate) fn on_forget(&mut self) {
         for block in &mut self.blocks {
             if std::mem::take(block).is_published {
@@ -153,11 +154,12 @@ impl MissHistory {
         }
     }
 
-    /// Why the block behind a hit was not found. `is_unreachable` says whether the index holds a
-    /// block with a salted hash: then lookups do not reach it because its parent was evicted.
+    /// Why the next block after a hit was not found. `is_unreachable` tests whether the index holds
+    /// a block with the given salted hash, which lookups do not reach because its parent was
+    /// evicted.
     pub(crate) fn explain(&mut self, miss: Miss<'_>, is_unreachable: impl FnOnce(u64) -> bool) -> MissReason {
         let Miss { parent, salt, tokens } = miss;
-        self.note_salt(salt);
+        self.record_salt(salt);
         let parent = parent.map(|parent| self.blocks[parent as usize]);
         let hash = hash_with(parent_hash(parent, salt), tokens, &mut self.words);
         if self.evicted.contains(hash) || is_unreachable(hash) {
@@ -172,9 +174,9 @@ impl MissHistory {
         }
     }
 
-    /// Begins to index blocks by their unsalted hashes if this is the second salt. Linear in the
-    /// blocks then.
-    fn note_salt(&mut self, salt: u64) {
+    /// Builds the index by unsalted hash if this is the second salt that is seen. Linear in the
+    /// blocks in that case.
+    fn record_salt(&mut self, salt: u64) {
         if *self.first_salt.get_or_insert(salt) == salt || self.by_unsalted.is_some() {
             return;
         }
@@ -187,18 +189,18 @@ impl MissHistory {
         }
     }
 
-    /// Indexes a block by its unsalted hash, if blocks are.
+    /// Adds a block to the index by unsalted hash, if that index exists.
     fn index(&mut self, block: BlockId) {
         let Some(heads) = &mut self.by_unsalted else { return };
-        let after = heads.insert(self.blocks[block as usize].unsalted, block).unwrap_or(NONE);
-        self.blocks[block as usize].after = after;
-        if after != NONE {
-            self.blocks[after as usize].before = block;
+        let next = heads.insert(self.blocks[block as usize].unsalted, block).unwrap_or(NONE);
+        self.blocks[block as usize].next = next;
+        if next != NONE {
+            self.blocks[next as usize].previous = block;
         }
     }
 }
 
-/// The salted hash of a block's parent; that of the tenant's root for a prompt's first block.
+/// The salted hash of a block's parent; the hash of the tenant's root for a prompt's first block.
 fn parent_hash(parent: Option<PublishedBlock>, salt: u64) -> Option<u64> {
     parent.map_or_else(|| root_hash(salt), |parent| Some(parent.hash))
 }
@@ -209,17 +211,17 @@ struct EvictedBlocks {
     newer: BlockHashMap<()>,
     older: BlockHashMap<()>,
     /// Maximum size of a generation.
-    most: usize,
+    capacity: usize,
 }
 
 impl EvictedBlocks {
-    fn new(most: usize) -> Self {
-        let empty = || BlockHashMap::with_capacity_and_hasher(most, BuildHasherDefault::default());
-        Self { newer: empty(), older: empty(), most }
+    fn new(capacity: usize) -> Self {
+        let empty = || BlockHashMap::with_capacity_and_hasher(capacity, BuildHasherDefault::default());
+        Self { newer: empty(), older: empty(), capacity }
     }
 
     fn insert(&mut self, hash: u64) {
-        if self.newer.len() == self.most {
+        if self.newer.len() == self.capacity {
             std::mem::swap(&mut self.newer, &mut self.older);
             self.newer.clear();
         }
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_another_salt_is_named_until_its_eviction() {
+    fn the_salt_of_a_cached_block_is_reported_until_its_eviction() {
         let mut history = MissHistory::new(4);
         publish(&mut history, 0, TENANT_A, &[1, 2]);
         publish(&mut history, 1, TENANT_A, &[1, 2]);
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parent_is_part_of_the_content() {
+    fn equal_blocks_with_other_parents_do_not_match() {
         let mut history = MissHistory::new(4);
         publish(&mut history, 0, 0, &[1, 2]);
         history.on_publish(NewBlock { block: 1, parent: Some(0), salt: 0, tokens: &[3, 4], hash: None });

@@ -120,10 +120,10 @@ impl<I: Index> BlockCache<I> {
         }
         // The last token is always computed, because its logits are needed.
         let block_size = self.config.block_size;
-        let most = tokens.len().saturating_sub(1).min(limit as usize) as u32 / block_size;
+        let max_blocks = tokens.len().saturating_sub(1).min(limit as usize) as u32 / block_size;
         let index = &mut self.ledger.index;
-        let found = index.find(tokens, salt, most, &mut self.found);
-        let reason = (found.blocks < most).then(|| {
+        let found = index.find(tokens, salt, max_blocks, &mut self.found);
+        let reason = (found.blocks < max_blocks).then(|| {
             let next = (found.blocks * block_size) as usize..((found.blocks + 1) * block_size) as usize;
             index.explain(Miss { parent: self.found.last().copied(), salt, tokens: &tokens[next] })
         });

@@ -88,10 +88,10 @@ pub trait Rewind {
     /// `Unsettled` if draft nodes were not committed. Linear in the blocks released. A claimed row
     /// that it cuts can only be canceled, or retired if it ran.
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
-    /// Truncates a sequence that no request runs to at most `to`, and returns its length. It needs
-    /// no live state then: with recurrent states, it ends at the last block boundary up to `to`
-    /// that has a checkpoint. A live state at such a boundary becomes one. Otherwise it ends at
-    /// `to`. Fails like [`Rewind::rewind_to`], but not with `NoCheckpoint`.
+    /// Truncates a sequence that no request runs to at most `to`, and returns its length. With
+    /// recurrent states, it ends at the last block boundary up to `to` that has a checkpoint, and
+    /// holds no live state; a live state at such a boundary becomes a checkpoint. Without recurrent
+    /// states, it ends at `to`. Fails like [`Rewind::rewind_to`], but not with `NoCheckpoint`.
     fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         self.rewind_to(seq, to).map(|()| to)
     }
@@ -127,16 +127,16 @@ pub struct Hit {
     /// Slots of the hit that are unreferenced now: attaching takes them out of
     /// `PoolUsage::evictable`.
     pub evictable: u32,
-    /// Leading tokens whose K and V are cached in the layer group that has the most, in whole
-    /// blocks: more than `tokens` if another group has no data for all of them.
+    /// Leading tokens with cached K and V in the layer group with the longest match, in whole
+    /// blocks. Exceeds `tokens` if another group lacks data for some of them.
     #[serde(default)]
     pub matched: u32,
-    /// Why `tokens` is less than all whole blocks of the prompt, its last token excluded; `None` if
-    /// it is not, or only for the `limit` of [`Prefix::attach`].
+    /// Why `tokens` does not cover all whole blocks of the prompt without its last token. `None` if
+    /// it does, or if only the `limit` of [`Prefix::attach`] shortens it.
     #[serde(default)]
     pub short: Option<ShortHit>,
-    /// With [`ShortHit::OtherKey`], a salt under which the next block is cached; else 0. Not for
-    /// the eyes of other tenants.
+    /// With [`ShortHit::OtherKey`], a salt under which the next block is cached; else 0. Must not
+    /// be disclosed to other tenants.
     #[serde(skip)]
     pub other_salt: u64,
     /// Ticket of this lookup, for [`Prefix::attach`].
@@ -162,8 +162,8 @@ impl Eq for Lookup {}
 pub trait Prefix {
     /// Looks up the longest cached prefix of `tokens`, at most all but the last token, whose logits
     /// are needed. `salt` isolates tenants. Allocates and evicts nothing, but counts as a use for
-    /// the eviction order. Linear in the tokens found. A hit that ends before the last whole block
-    /// says why (`Hit::short`).
+    /// the eviction order. Linear in the tokens found. `Hit::short` is the reason of a hit that
+    /// ends before the last whole block.
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit;
     /// Attaches the longest cached prefix of `tokens`, at most `limit` tokens, to `seq`, which must
     /// be empty (`CopyOverlaps`); its length is then the hit. If `lookup` is the newest lookup, of

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Why a prefix-cache hit ends before the last whole block of the prompt.
+/// The reason of a short prefix-cache hit, one that ends before the last whole block of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShortHit {
@@ -13,22 +13,22 @@ pub enum ShortHit {
     /// The K/V of more tokens is cached in other layer groups, but sliding-window layers have
     /// released the rows that later positions would read.
     WindowReleased,
-    /// The next block, or a checkpoint behind the hit, was evicted.
+    /// The next block, or a checkpoint at a greater length, was evicted.
     Evicted,
     /// The next block is cached under another salt only: of another API key or `cache_salt`, or
     /// with other rotary frequencies.
     OtherKey,
-    /// The next block was not published since the cache was created, or its eviction is so long
-    /// ago that the cache no longer knows of it.
+    /// The next block was not published since the cache was created, or its eviction is too old to
+    /// be recorded.
     NeverComputed,
 }
 
 impl ShortHit {
-    /// All reasons, in the order of their numbers.
+    /// All reasons, in the order of their discriminants.
     pub const ALL: [Self; 5] =
         [Self::NoCheckpoint, Self::WindowReleased, Self::Evicted, Self::OtherKey, Self::NeverComputed];
 
-    /// The reason as one word, as in metrics.
+    /// The reason in snake case, as in metrics and JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::NoCheckpoint => "no_checkpoint",
@@ -40,7 +40,6 @@ impl ShortHit {
     }
 }
 
-/// The reason in words.
 impl fmt::Display for ShortHit {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.label().replace('_', " "))

@@ -66,13 +66,13 @@ impl Grouped {
         if floor == to { Ok(()) } else { Err(CacheError::NoCheckpoint { to, nearest: floor }) }
     }
 
-    /// The hit of the primary cache with the reason why only `usable` tokens of it can be used.
-    /// `self.anchors` are those of its blocks, up to a limit of the caller.
-    fn explained(&self, matched: Hit, usable: u32) -> Hit {
+    /// The hit `matched` of the primary cache, with the reason why only `usable` of its tokens can
+    /// be used. `self.anchors` must hold the anchors of its blocks, up to the caller's limit.
+    fn with_reason(&self, matched: Hit, usable: u32) -> Hit {
         let block_size = self.shape.block_size;
-        let behind = &self.anchors[(usable / block_size) as usize..];
-        if !behind.is_empty() {
-            let short = Some(self.states.miss_reason(behind));
+        let unusable = &self.anchors[(usable / block_size) as usize..];
+        if !unusable.is_empty() {
+            let short = Some(self.states.miss_reason(unusable));
             return Hit { short, other_salt: 0, ..matched };
         }
         let is_limited = usable < matched.tokens;
@@ -161,7 +161,7 @@ impl Prefix for Grouped {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
         let matched = self.match_prompt(tokens, salt).unwrap_or_default();
         let usable = self.states.usable_blocks(&self.anchors) * self.shape.block_size;
-        let explained = self.explained(matched, usable);
+        let explained = self.with_reason(matched, usable);
         match self.primary.prefix() {
             // A second lookup, of the usable prefix, counts its evictable slots.
             Ok(prefix) if usable < matched.tokens => {
@@ -188,7 +188,7 @@ impl Prefix for Grouped {
         let block_size = self.shape.block_size;
         self.anchors.truncate((limit / block_size) as usize);
         let usable = self.states.usable_blocks(&self.anchors) * block_size;
-        let explained = self.explained(matched, usable);
+        let explained = self.with_reason(matched, usable);
         let hit = self.primary.prefix()?.attach(seq, tokens, salt, usable, matched.lookup)?;
         self.anchors.truncate((hit.tokens / block_size) as usize);
         self.states.attach(seq, &self.anchors);

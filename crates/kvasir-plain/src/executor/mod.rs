@@ -1,7 +1,7 @@
 //! [`PlainExecutor`]: runs a step synchronously. Check the step, run the program, sample.
 //!
-//! A step that does not fit (sizes, slots, pools, states, token ids) is refused before anything is written.
-//! A failed step leaves the executor usable.
+//! The executor rejects a step with invalid sizes, slots, pools, states or token ids before it
+//! writes anything. A failed step leaves the executor usable.
 
 pub(crate) mod draft;
 pub(crate) mod kv_rows;
@@ -13,7 +13,7 @@ use crate::run::{Job, Run};
 use crate::state_pool::StatePool;
 use kvasir_exec::{
     Abilities, Executor, ExpertExchange, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran, Ranks,
-    Refused, RowKind, SamplerRow, SequenceSpec, StateRows, Step, StepError,
+    Refused, RowKind, SamplerRow, SequenceSpec, StateRowValidator, Step, StepError,
 };
 use kvasir_kv::{PlanKind, PoolId, SlotCopy, StateConfig, Token};
 use kvasir_program::{Program, Tap};
@@ -28,15 +28,15 @@ pub struct Limits {
     pub tokens: u32,
     /// Size of the token pool, in rows.
     pub rows: u32,
-    /// Its pool of recurrent states; models with recurrent layers need one.
+    /// Sizes of the pool of recurrent states. Models with recurrent layers require one.
     pub states: Option<StateConfig>,
 }
 
-/// The state pool of an executor without one.
+/// Sizes of the state pool when [`Limits::states`] is `None`.
 const NO_STATES: StateConfig = StateConfig { live: 0, checkpoints: 0, tail_rows: 0, interval: 0 };
 
-/// The reference executor: runs steps of one program over a KV pool and a state pool of
-/// its own, in f32 on the calling thread.
+/// The reference executor: runs steps of one program over its own KV pool and state pool, in f32 on
+/// the calling thread.
 pub struct PlainExecutor {
     compiled: Arc<Compiled>,
     limits: Limits,
@@ -204,7 +204,7 @@ impl PlainExecutor {
             let Some(states) = self.limits.states else {
                 return fail("the executor has no pool of recurrent states".into());
             };
-            StateRows::new(states).check(step)?;
+            StateRowValidator::new(states).check(step)?;
         }
         let wanted = if program.takes_hidden() { n * program.hidden } else { 0 };
         if hidden.map_or(0, <[f32]>::len) != wanted {

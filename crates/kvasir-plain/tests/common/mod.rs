@@ -2,7 +2,7 @@
 //! the model has recurrent layers.
 #![allow(dead_code, clippy::unwrap_used)] // helpers: every test file uses its own part, and a failure is a failed test
 
-pub(crate) mod parts;
+pub(crate) mod steps;
 
 use kvasir_exec::{Batch, BatchRow, Drafts, Executor, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
@@ -31,7 +31,7 @@ pub(crate) fn load(case: &Path) -> PlainModel {
     PlainModel::load(&model, &checkpoint).unwrap()
 }
 
-/// The state pools of executors and of caches for recurrent models.
+/// Sizes of the state pools of executors and caches, for recurrent models.
 pub(crate) const STATES: StateConfig = StateConfig { live: 4, checkpoints: 12, tail_rows: 6, interval: 16 };
 
 pub(crate) fn limits() -> Limits {

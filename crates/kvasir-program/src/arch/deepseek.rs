@@ -78,12 +78,12 @@ pub(crate) fn v3_prediction(b: &mut Builder<'_>) -> Result<()> {
 }
 
 fn v32(b: &mut Builder<'_>) -> Result<()> {
-    let latent = Latent::read(b.config)?.sparse(b.config)?;
+    let latent = Latent::read(b.config)?.with_indexer(b.config)?;
     Parts::new(b, latent)?.target(b)
 }
 
 fn v32_prediction(b: &mut Builder<'_>) -> Result<()> {
-    let latent = Latent::read(b.config)?.sparse(b.config)?;
+    let latent = Latent::read(b.config)?.with_indexer(b.config)?;
     Parts::new(b, latent)?.prediction(b)
 }
 

@@ -49,7 +49,8 @@ fn defaults(config: &mut Map<String, Json>) {
     fill(config, [("norm_topk_prob", true.into()), ("num_nextn_predict_layers", 1.into())]);
 }
 
-/// Checks that `mlp_layer_types` lists the dense first layers, and no others, as dense.
+/// Checks that `mlp_layer_types`, if present, is "dense" for the first `first_k_dense_replace`
+/// layers and "sparse" for the others.
 pub(crate) fn check_dense_layers(c: Config<'_>) -> Result<()> {
     let Some(types) = c.texts("mlp_layer_types")? else { return Ok(()) };
     let dense = c.count("first_k_dense_replace")?;

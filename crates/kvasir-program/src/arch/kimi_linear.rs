@@ -53,7 +53,7 @@ pub(crate) static KIMI_LINEAR: Architecture = Architecture {
             StoredAs { tensors: "self_attn.kv_b_proj.weight", transform: Transform::SplitLatent },
             StoredAs { tensors: "self_attn.A_log", transform: Transform::DecayRate { column: true } },
         ],
-        rules: &[EXPERTS, EXPERT_WIDTH, SIGMOID_SCORES, GROUPED, LATENT, DELTA],
+        rules: &[EXPERTS, EXPERT_WIDTH, SIGMOID_SCORES, GROUPED, LATENT, KDA],
     },
     models: "Kimi Linear",
     specifics: "Kimi Delta Attention (decay per channel), MLA without RoPE, MoE with shared experts",
@@ -62,15 +62,16 @@ pub(crate) static KIMI_LINEAR: Architecture = Architecture {
     prediction: None,
 };
 
-const DELTA: &[Rule] = &[
-    // Files of llama.cpp lack the key; its reader always renormalizes.
+/// Metadata of KDA layers.
+const KDA: &[Rule] = &[
+    // llama.cpp writes no such key and always renormalizes.
     Rule::flag("expert_weights_norm", "norm_topk_prob", Absent::Means(Constant::Flag(true))),
     Rule::Implied { config: "mla_use_nope", value: Constant::Flag(true) },
     Rule::Code { read: read_delta, write: |w| write_delta(w, &kda_layers(w.config)?) },
 ];
 
-/// Spellings of the family for settings that DeepSeek-V3 has, too.
-const SPELLINGS: [(&str, &str); 6] = [
+/// Config keys of Kimi Linear, and the DeepSeek-V3 keys of the same settings.
+const ALIASES: [(&str, &str); 6] = [
     ("model_max_length", "max_position_embeddings"),
     ("moe_renormalize", "norm_topk_prob"),
     ("moe_router_activation_func", "scoring_func"),
@@ -80,7 +81,7 @@ const SPELLINGS: [(&str, &str); 6] = [
 ];
 
 fn defaults(config: &mut Map<String, Json>) {
-    for (from, to) in SPELLINGS {
+    for (from, to) in ALIASES {
         if let Some(value) = config.get(from).cloned()
             && is_missing(config, to)
         {
@@ -93,15 +94,14 @@ fn defaults(config: &mut Map<String, Json>) {
 fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     if !c.flag_or("mla_use_nope", true)? {
-        return Err(c.bad("mla_use_nope", "is false: attention layers with RoPE are not supported"));
+        return Err(c.bad("mla_use_nope", "is false, only true is supported"));
     }
     let (norms, is_kda) = (Norms::rms(c)?, kda_layers(c)?);
     let (delta, latent) = (KimiDelta::read(c)?, Latent::read(c)?);
-    let experts = Grouped::read(c)?.block_sparse();
+    let experts = Grouped::read(c)?.with_mixtral_names();
     decoder(b, 1.0, norms, |b, i, x| {
-        let mixer = |b: &mut Builder<'_>, h| match is_kda.get(i) {
-            Some(true) => delta.build(b, i, h),
-            _ => latent.build(b, i, h, None),
+        let mixer = |b: &mut Builder<'_>, h| {
+            if is_kda[i] { delta.build(b, i, h) } else { latent.build(b, i, h, None) }
         };
         layer(b, i, x, norms, mixer, |b, _, h| experts.build(b, i, h))
     })

@@ -61,9 +61,9 @@ pub(crate) fn stack<'a>(
     finish(b, x, final_norm, norms, head, logits)
 }
 
-/// Builds a decoder whose layers pass on several residual streams. All streams start as the
-/// embedding; the final norm reads their mean.
-pub(crate) fn decoder_of_streams<'a>(
+/// Builds a decoder with several residual streams. All streams start as the embedding; the final
+/// norm reads their mean.
+pub(crate) fn multi_stream_decoder<'a>(
     b: &mut Builder<'a>,
     streams: usize,
     norms: Norms,
@@ -77,7 +77,7 @@ pub(crate) fn decoder_of_streams<'a>(
     finish(b, x, "model.norm", norms, head, Logits::PLAIN)
 }
 
-/// Builds the layers, with taps along the residual stream.
+/// Builds the layers. Adds a tap at the residual stream in front of each layer and after the last.
 fn layers<'a>(
     b: &mut Builder<'a>,
     mut x: ValueId,

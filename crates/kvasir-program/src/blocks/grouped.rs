@@ -20,7 +20,7 @@ pub(crate) struct Grouped {
     experts: Routed,
     shared: usize,
     dense: FeedForward,
-    /// Name of a sparse layer's MoE block.
+    /// Tensor name of the MoE block in a sparse layer.
     block: &'static str,
 }
 
@@ -50,14 +50,14 @@ impl Grouped {
         Ok(Self { first, every, experts, shared, dense, block: "mlp" })
     }
 
-    /// With the tensor names of Mixtral: `block_sparse_moe` and `w1`, `w3`, `w2`. Dense layers and
-    /// shared experts keep the usual names.
-    pub(crate) fn block_sparse(self) -> Self {
+    /// Uses the tensor names of Mixtral: `block_sparse_moe` and `w1`, `w3`, `w2`. Dense layers and
+    /// shared experts keep the default names.
+    pub(crate) fn with_mixtral_names(self) -> Self {
         let experts = Routed { names: ["w1", "w3", "w2"], ..self.experts };
         Self { experts, block: "block_sparse_moe", ..self }
     }
 
-    /// With an activation of all blocks, sparse and dense.
+    /// Sets the activation of all experts and dense layers.
     pub(crate) fn with_activation(self, activation: Activation) -> Self {
         let experts = Routed { activation, ..self.experts };
         Self { experts, dense: FeedForward { activation, ..self.dense }, ..self }

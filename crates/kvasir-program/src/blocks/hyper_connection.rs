@@ -1,6 +1,6 @@
 //! Manifold-constrained hyper-connections (mHC): several residual streams instead of one.
 //!
-//! Per sublayer f, with streams X and weights that depend on them:
+//! Per sublayer f, with streams X and weights that are computed from X:
 //!
 //! ```text
 //! pre, post, C = weights(fn · rms(X))
@@ -24,13 +24,15 @@ pub(crate) struct HyperConnections {
     norm_eps: f64,
 }
 
-/// Upper bound of streams and of Sinkhorn iterations, above any published model's.
-const MOST: usize = 64;
+/// Upper bound of `hc_mult` and `hc_sinkhorn_iters`, above the values of all published models.
+const MAX_STREAMS_AND_ITERATIONS: usize = 64;
 
 impl HyperConnections {
     pub(crate) fn read(c: Config<'_>) -> Result<Self> {
         let bounded = |key: &str| match c.size(key)? {
-            n if n > MOST => Err(c.bad(key, format!("is {n}, more than {MOST}"))),
+            n if n > MAX_STREAMS_AND_ITERATIONS => {
+                Err(c.bad(key, format!("is {n}, more than {MAX_STREAMS_AND_ITERATIONS}")))
+            }
             n => Ok(n),
         };
         let (streams, iterations) = (bounded("hc_mult")?, bounded("hc_sinkhorn_iters")?);
@@ -38,8 +40,8 @@ impl HyperConnections {
         Ok(Self { streams, iterations, eps, norm_eps })
     }
 
-    /// Builds a sublayer with its connection, whose tensor names start with `name`.
-    pub(crate) fn around<'a>(
+    /// Wraps a sublayer in its hyper-connection, whose tensor names start with `name`.
+    pub(crate) fn wrap<'a>(
         &self,
         b: &mut Builder<'a>,
         name: &str,
@@ -63,7 +65,7 @@ impl HyperConnections {
         let mixing = b.slice(weights, 1, 2 * count, count * count)?;
         let x = b.mix_streams(streams, pre?, count)?;
         let y = sublayer(b, x)?;
-        let (added, mixed) = (b.mix_streams(y, post?, 1)?, b.mix_streams(streams, mixing, count)?);
-        b.add(added, mixed)
+        let (scaled, mixed) = (b.mix_streams(y, post?, 1)?, b.mix_streams(streams, mixing, count)?);
+        b.add(scaled, mixed)
     }
 }

@@ -1,9 +1,9 @@
-//! Kimi Delta Attention (KDA): the gated delta rule with a decay per key channel, and an output gate
-//! of low rank.
+//! Kimi Delta Attention (KDA): the gated delta rule with a decay per key channel, and an output
+//! gate of low rank.
 //!
 //! ```text
 //! q, k, v = silu(conv(proj · x)), each with its own convolution
-//! o       = delta(q, k, v, decay f_b · f_a · x, β b_proj · x)
+//! o       = gated_delta(q, k, v, decay = f_b · f_a · x, beta = b_proj · x)
 //! out     = o_proj · (rms(o) * w * sigmoid(g_b · g_a · x))
 //! ```
 
@@ -30,7 +30,7 @@ pub(crate) struct KimiDelta {
 impl KimiDelta {
     /// Reads `linear_attn_config`.
     pub(crate) fn read(c: Config<'_>) -> Result<Self> {
-        let linear = c.object(LINEAR)?.ok_or_else(|| c.bad(LINEAR, "is missing"))?;
+        let linear = c.object(LINEAR_ATTN_CONFIG)?.ok_or_else(|| c.bad(LINEAR_ATTN_CONFIG, "is missing"))?;
         Ok(Self {
             heads: linear.size("num_heads")?,
             head_dim: linear.size("head_dim")?,
@@ -52,40 +52,40 @@ impl KimiDelta {
     pub(crate) fn build(&self, b: &mut Builder<'_>, layer: usize, x: ValueId) -> Result<ValueId> {
         let p = format!("model.layers.{layer}.self_attn.");
         let (hidden, width) = (b.program.hidden, self.heads * self.head_dim);
-        let [q, k, v] = ["q", "k", "v"].map(|part| self.convolved(b, &p, part, x));
-        let decay = self.low_rank(b, &p, "f", x)?;
+        let [q, k, v] = ["q", "k", "v"].map(|name| self.conv_projection(b, &p, name, x));
+        let decay = self.low_rank_projection(b, &p, "f", x)?;
         let beta = b.matrix(&format!("{p}b_proj"), self.heads, hidden, false, Role::Matrix)?;
         let beta = b.linear(x, beta)?;
         let form = self.form(b, &p)?;
         let o = b.gated_delta(DeltaOperands { q: q?, k: k?, v: v?, decay, beta }, form)?;
         let o = b.norm(o, NormKind::Rms, &format!("{p}o_norm"), self.heads, self.eps)?;
-        let gate = self.low_rank(b, &p, "g", x)?;
+        let gate = self.low_rank_projection(b, &p, "g", x)?;
         let y = b.gate(gate, o, Activation::Sigmoid)?;
         let out = b.matrix(&format!("{p}o_proj"), hidden, width, false, Role::Matrix)?;
         b.linear(y, out)
     }
 
-    /// `silu(conv({part}_proj · x))`.
-    fn convolved(&self, b: &mut Builder<'_>, p: &str, part: &str, x: ValueId) -> Result<ValueId> {
+    /// `silu(conv({name}_proj · x))`.
+    fn conv_projection(&self, b: &mut Builder<'_>, p: &str, name: &str, x: ValueId) -> Result<ValueId> {
         let width = self.heads * self.head_dim;
-        let matrix = b.matrix(&format!("{p}{part}_proj"), width, b.program.hidden, false, Role::Matrix)?;
+        let matrix = b.matrix(&format!("{p}{name}_proj"), width, b.program.hidden, false, Role::Matrix)?;
         let y = b.linear(x, matrix)?;
-        let conv = b.convolution(&format!("{p}{part}_conv1d"), width, self.kernel, false)?;
+        let conv = b.convolution(&format!("{p}{name}_conv1d"), width, self.kernel, false)?;
         Ok(b.short_conv(y, Convolution { silu: true, ..conv }))
     }
 
-    /// `{part}_b_proj · {part}_a_proj · x`, whose rank is the width of a head.
-    fn low_rank(&self, b: &mut Builder<'_>, p: &str, part: &str, x: ValueId) -> Result<ValueId> {
+    /// `{name}_b_proj · {name}_a_proj · x`; the rank is the width of a head.
+    fn low_rank_projection(&self, b: &mut Builder<'_>, p: &str, name: &str, x: ValueId) -> Result<ValueId> {
         let (rank, width) = (self.head_dim, self.heads * self.head_dim);
-        let down = b.matrix(&format!("{p}{part}_a_proj"), rank, b.program.hidden, false, Role::Matrix)?;
-        let up = b.matrix(&format!("{p}{part}_b_proj"), width, rank, false, Role::Matrix)?;
+        let down = b.matrix(&format!("{p}{name}_a_proj"), rank, b.program.hidden, false, Role::Matrix)?;
+        let up = b.matrix(&format!("{p}{name}_b_proj"), width, rank, false, Role::Matrix)?;
         let low = b.linear(x, down)?;
         b.linear(low, up)
     }
 
     fn form(&self, b: &mut Builder<'_>, p: &str) -> Result<DeltaForm> {
         let is_rate = b.source.layout.ssm_tensors;
-        let form = DeltaForm {
+        Ok(DeltaForm {
             key_heads: self.heads,
             value_heads: self.heads,
             key_dim: self.head_dim,
@@ -95,18 +95,17 @@ impl KimiDelta {
             decay_rate: if is_rate { DecayRate::Rate } else { DecayRate::Logarithm },
             dt_bias: b.weight(&format!("{p}dt_bias"), &[self.heads * self.head_dim], Role::Recurrence)?,
             gate: self.gate,
-        };
-        Ok(form)
+        })
     }
 }
 
-/// The config key of KDA's settings.
-pub(crate) const LINEAR: &str = "linear_attn_config";
+/// Config key of the settings of KDA.
+pub(crate) const LINEAR_ATTN_CONFIG: &str = "linear_attn_config";
 
-/// Whether each layer is KDA, by the lists `kda_layers` and `full_attn_layers`, which count layers
-/// from 1.
+/// Whether each layer is KDA, from the lists `kda_layers` and `full_attn_layers`, whose layer
+/// numbers start at 1.
 pub(crate) fn kda_layers(c: Config<'_>) -> Result<Vec<bool>> {
-    let linear = c.object(LINEAR)?.ok_or_else(|| c.bad(LINEAR, "is missing"))?;
+    let linear = c.object(LINEAR_ATTN_CONFIG)?.ok_or_else(|| c.bad(LINEAR_ATTN_CONFIG, "is missing"))?;
     let (kda, full) = (linear.counts("kda_layers")?, linear.counts("full_attn_layers")?);
     let of_layer = |number: usize| match (kda.contains(&number), full.contains(&number)) {
         (true, true) => {

@@ -49,6 +49,15 @@ pub(crate) struct Attend {
     pub(crate) selection: Option<ValueId>,
 }
 
+/// Operands of a sparse-attention indexer.
+#[derive(Clone, Copy)]
+pub(crate) struct IndexerOperands {
+    pub(crate) q: ValueId,
+    /// The key; with a key pool, the key and its gate.
+    pub(crate) k: ValueId,
+    pub(crate) weights: ValueId,
+}
+
 /// Post-processing of the logits: multiplication by `scale`, then soft-capping.
 #[derive(Clone, Copy)]
 pub(crate) struct Logits {
@@ -104,7 +113,8 @@ impl<'a> Builder<'a> {
         Ok(self.declare(name, shape, role, None))
     }
 
-    /// [`Self::weight`] of a tensor whose stored shape may have more or fewer dimensions of size 1.
+    /// Declares a weight like [`Self::weight`]. The stored shape may have more or fewer dimensions
+    /// of size 1.
     pub(crate) fn weight_with_unit_dims(
         &mut self,
         name: &str,
@@ -309,7 +319,8 @@ impl<'a> Builder<'a> {
         let group = self.group(x, groups, "num_attention_heads")?;
         let dims = self.program.ropes[rope.0 as usize].dims();
         if start + dims > group {
-            return Err(ProgramError::config("head_dim", format!("{dims} places turn of {group}")));
+            let why = format!("is {group}, but RoPE rotates {dims} elements");
+            return Err(ProgramError::config("head_dim", why));
         }
         Ok(self.numbers(self.width(x), |out| Op::Rotary { x, groups, start, rope, pairs, out }))
     }
@@ -319,15 +330,15 @@ impl<'a> Builder<'a> {
         LayerId(self.program.layers.len() as u32 - 1)
     }
 
-    /// The sparse-attention indexer. Checks the widths of its queries, keys and weights.
+    /// The sparse-attention indexer. Checks the widths of its operands.
     pub(crate) fn select_keys(
         &mut self,
-        q: ValueId,
-        k: ValueId,
-        weights: ValueId,
+        operands: IndexerOperands,
         layer: LayerId,
-        (top_k, pool): (usize, Option<KeyPool>),
+        top_k: usize,
+        pool: Option<KeyPool>,
     ) -> Result<ValueId> {
+        let IndexerOperands { q, k, weights } = operands;
         let dim = self.program.layers[layer.0 as usize].index_dim;
         self.same(self.width(k), dim, "index_head_dim")?;
         let key_dim = if pool.is_some() { dim / 2 } else { dim };

@@ -52,8 +52,8 @@ impl Builder<'_> {
         kernel: usize,
         bias: bool,
     ) -> Result<Convolution> {
-        let name_of_weight = format!("{name}.weight");
-        let weight = self.weight_with_unit_dims(&name_of_weight, &[channels, 1, kernel], Role::Recurrence)?;
+        let weight_name = format!("{name}.weight");
+        let weight = self.weight_with_unit_dims(&weight_name, &[channels, 1, kernel], Role::Recurrence)?;
         let bias =
             if bias { Some(self.weight(&format!("{name}.bias"), &[channels], Role::Bias)?) } else { None };
         Ok(Convolution { weight, bias, kernel, silu: false })

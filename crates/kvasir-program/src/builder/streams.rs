@@ -1,4 +1,5 @@
-//! Appends ops over parallel residual streams, which are the equal parts of a row.
+//! Appends ops over parallel residual streams. A row holds the streams side by side, each of the
+//! same width.
 
 use crate::builder::Builder;
 use crate::error::Result;
@@ -23,15 +24,15 @@ impl Builder<'_> {
         Ok(self.scale(sum, 1.0 / streams as f64))
     }
 
-    /// The weights of a hyper-connection, from their projections.
+    /// Computes the weights of a hyper-connection from their projections `x`.
     pub(crate) fn hyper_connection(&mut self, x: ValueId, form: HyperForm) -> Result<ValueId> {
         let width = HyperForm::width(form.streams);
         self.same(self.width(x), width, "hc_mult")?;
         Ok(self.numbers(width, |out| Op::HyperConnection { x, form, out }))
     }
 
-    /// A weighted sum of the `streams` streams of `x`, with one weight per pair of an input and an
-    /// output stream.
+    /// Weighted sums of the `streams` streams of `x`, one per output stream. There is one weight
+    /// per pair of an input and an output stream.
     pub(crate) fn mix_streams(&mut self, x: ValueId, weights: ValueId, streams: usize) -> Result<ValueId> {
         let width = self.group(x, streams, "hc_mult")?;
         let outputs = self.group(weights, streams, "hc_mult")?;

@@ -1,7 +1,7 @@
 //! Metadata of multi-head latent attention (MLA) and of the sparse-attention indexer.
 //!
-//! GGUF describes MLA in its absorbed form, with one K/V head, and its heads under keys of their own
-//! (`…_mla`).
+//! GGUF describes MLA in its absorbed form, with one K/V head, and its heads under keys of their
+//! own (`…_mla`).
 
 use crate::error::Result;
 use crate::gguf::reader::ConfigReader;
@@ -24,12 +24,12 @@ pub(crate) const INDEXER: &[Rule] = &[
 ];
 
 fn read(r: &mut ConfigReader<'_>) -> Result<()> {
-    let rotated = r.required_uint("rope.dimension_count")?;
+    let rope_dim = r.required_uint("rope.dimension_count")?;
     let key = r.uint("attention.key_length_mla").or_else(|| r.uint("attention.key_length"));
     let value = r.number("attention.value_length_mla").or_else(|| r.number("attention.value_length"));
-    let still = key.and_then(|key| key.checked_sub(rotated));
-    r.set("qk_nope_head_dim", still.ok_or_else(|| ConfigReader::missing("attention.key_length_mla"))?);
-    r.set("qk_rope_head_dim", rotated);
+    let nope_dim = key.and_then(|key| key.checked_sub(rope_dim));
+    r.set("qk_nope_head_dim", nope_dim.ok_or_else(|| ConfigReader::missing("attention.key_length_mla"))?);
+    r.set("qk_rope_head_dim", rope_dim);
     r.set("v_head_dim", value.unwrap_or(Json::Null));
     let heads = r.number("attention.head_count");
     r.set("num_key_value_heads", heads.unwrap_or(Json::Null));
@@ -38,13 +38,13 @@ fn read(r: &mut ConfigReader<'_>) -> Result<()> {
 
 fn write(w: &mut MetadataWriter<'_>) -> Result<()> {
     let (rank, value) = (w.config.size("kv_lora_rank")?, w.config.size("v_head_dim")?);
-    let (still, rotated) = (w.config.size("qk_nope_head_dim")?, w.config.count("qk_rope_head_dim")?);
+    let (nope_dim, rope_dim) = (w.config.size("qk_nope_head_dim")?, w.config.count("qk_rope_head_dim")?);
     w.count("attention.head_count_kv", 1);
-    w.count("attention.key_length", rank + rotated);
+    w.count("attention.key_length", rank + rope_dim);
     w.count("attention.value_length", rank);
-    w.count("attention.key_length_mla", still + rotated);
+    w.count("attention.key_length_mla", nope_dim + rope_dim);
     w.count("attention.value_length_mla", value);
-    w.count("rope.dimension_count", rotated);
+    w.count("rope.dimension_count", rope_dim);
     Ok(())
 }
 

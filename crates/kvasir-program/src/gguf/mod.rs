@@ -1,8 +1,9 @@
 //! How GGUF spells an architecture: names, metadata keys and changed values, in both directions.
 //!
-//! An [`Architecture`](crate::arch::Architecture) holds one [`Gguf`]: plain data, and function pairs
-//! for what no table says. From it follow the config of a GGUF file ([`Gguf::config`]), the metadata
-//! that a conversion writes ([`Gguf::metadata`]), the names of tensors and the [`Layout`] of weights.
+//! An [`Architecture`](crate::arch::Architecture) holds one [`Gguf`]: plain data, and function
+//! pairs for what no table says. From it follow the config of a GGUF file ([`Gguf::config`]), the
+//! metadata that a conversion writes ([`Gguf::metadata`]), the names of tensors and the [`Layout`]
+//! of weights.
 //!
 //! This module knows GGUF's vocabulary and no file: [`Metadata`] is what a file says, and
 //! [`WrittenMetadata`] what a file is to say. Guarded by `kvasir-formats/tests/architectures.rs`,
@@ -40,8 +41,8 @@ pub struct Gguf {
     pub names: &'static [&'static str],
     /// The one of them that is written for a config.
     pub(crate) written: fn(&Json) -> &'static str,
-    /// Whether a file of one of these names has this architecture. Several architectures may share a
-    /// name; the first that claims a file gets it.
+    /// Whether a file of one of these names has this architecture. Several architectures may share
+    /// a name; the first that claims a file gets it.
     pub(crate) claims: fn(&dyn Metadata) -> bool,
     /// Tensor names beside the common ones, which they hide.
     pub tensors: &'static [TensorName],

@@ -95,7 +95,7 @@ impl Transform {
         match self {
             Self::InterleavePairs { .. } => layout.interleaved_qk = true,
             Self::PlusOne => layout.norm_plus_one = true,
-            // Older files keep `kv_b_proj` whole. Not every layer of a hybrid model has MLA.
+            // Older files do not split `kv_b_proj`. Not every layer of a hybrid model has MLA.
             Self::SplitLatent => {
                 let blocks = file.value("block_count").and_then(|count| count.as_u64()).unwrap_or(0);
                 let is_split = |n| file.shape(&format!("blk.{n}.attn_k_b.weight")).is_some();

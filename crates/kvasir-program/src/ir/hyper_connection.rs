@@ -3,8 +3,8 @@
 use crate::ir::weight::WeightId;
 use serde::{Deserialize, Serialize};
 
-/// How the weights of a hyper-connection follow from their projections `x` (pre, post and the
-/// mixing matrix C in this order), with scales `s` and biases `b`:
+/// Parameters of a hyper-connection. They define its weights (pre, post and the mixing matrix C, in
+/// this order) as functions of their projections `x`, with scales `s` and biases `b`:
 ///
 /// ```text
 /// pre  = sigmoid(s[0] x + b) + eps
@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 /// C    = softmax of each row of (s[2] x + b), plus eps
 /// ```
 ///
-/// Then Sinkhorn-Knopp normalization: the columns of C are divided by their sum plus eps; in each
-/// further iteration first the rows are, then the columns.
+/// Then Sinkhorn-Knopp normalization of C. The first iteration divides each column by its sum plus
+/// eps. Every further iteration does so for the rows, then for the columns.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HyperForm {
     /// Number of residual streams.
@@ -29,7 +29,7 @@ pub struct HyperForm {
 }
 
 impl HyperForm {
-    /// Weights of `streams` streams: pre, post and the mixing matrix.
+    /// Number of weights for `streams` streams: pre, post and the mixing matrix.
     pub fn width(streams: usize) -> usize {
         (2 + streams) * streams
     }

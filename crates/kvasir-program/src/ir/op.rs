@@ -164,10 +164,10 @@ pub enum Op {
         weights: ValueId,
         /// The layer that holds the indexer keys.
         layer: LayerId,
-        /// Number of entries selected. With a `pool`, `top_k / size` pools are, beside the entries
-        /// after the last complete pool.
+        /// Number of entries to select. With a `pool`, the op selects `top_k / size` complete pools
+        /// and all entries after the last complete pool.
         top_k: usize,
-        /// How entries are pooled; `None` if each is scored by itself.
+        /// How keys are pooled; `None` if each entry is scored by itself.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pool: Option<KeyPool>,
         /// Result.
@@ -315,13 +315,13 @@ pub enum Op {
         /// Result: `pre` and `post`, one element per stream each, then the mixing matrix row-major.
         out: ValueId,
     },
-    /// A weighted sum of streams: `out[k] = Σ_j weights[j * outputs + k] * x[j]`.
+    /// Weighted sums of streams: `out[k] = Σ_j weights[j * outputs + k] * x[j]`.
     MixStreams {
         /// The streams, of equal width.
         x: ValueId,
-        /// One weight per pair of streams.
+        /// One weight per pair of an input and an output stream.
         weights: ValueId,
-        /// Streams of `x`; `outputs` is the number of weights divided by it.
+        /// Number of streams in `x`; `outputs` is the number of weights divided by it.
         streams: usize,
         /// Result.
         out: ValueId,

@@ -1,4 +1,4 @@
-//! The values that an op reads and makes, its recurrent state, and whether it is row-wise.
+//! Operands and result of an op, its recurrent state, and whether it is row-wise.
 
 use crate::ir::op::Op;
 use crate::ir::recurrent::StateId;
@@ -74,7 +74,7 @@ macro_rules! result {
 }
 
 impl Op {
-    /// The value it makes.
+    /// The result of the op.
     pub fn out(&self) -> ValueId {
         *result!(self)
     }
@@ -84,8 +84,8 @@ impl Op {
         *result!(self) = to;
     }
 
-    /// Whether each row of the result follows from the same row of the operands alone, whatever
-    /// the token's position is. Such ops may run on some of the rows.
+    /// Whether each row of the result depends only on the same row of the operands, and not on the
+    /// token's position. Such ops may run on a subset of the rows.
     pub(crate) fn is_row_wise(&self) -> bool {
         match self {
             Self::Norm { .. }
@@ -117,7 +117,7 @@ impl Op {
         }
     }
 
-    /// The values it reads.
+    /// The operands of the op.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         operands!(self, as_ref).into_iter().flatten().copied()
     }
@@ -132,7 +132,7 @@ impl Op {
         }
     }
 
-    /// Substitutes its operands by `by`.
+    /// Replaces each operand `v` with `by(v)`.
     pub(crate) fn replace(&mut self, by: impl Fn(ValueId) -> ValueId) {
         operands!(self, as_mut).into_iter().flatten().for_each(|value| *value = by(*value));
     }

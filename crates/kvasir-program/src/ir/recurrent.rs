@@ -51,8 +51,8 @@ impl DecayRate {
     }
 }
 
-/// The decays of a gated delta rule. `g` is the logarithm of a decay; `rate` is that of the value
-/// head.
+/// Number and formula of the decays of a gated delta rule. `g` is the logarithm of a decay, `rate`
+/// the decay rate of the value head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecayGate {
@@ -87,13 +87,13 @@ pub struct DeltaForm {
     pub decay_rate: DecayRate,
     /// Bias of the decay projection, one per decay.
     pub dt_bias: WeightId,
-    /// How many decays a value head has, and their formula.
+    /// Number of decays per value head, and their formula.
     #[serde(default)]
     pub gate: DecayGate,
 }
 
 impl DeltaForm {
-    /// Decays per token, those of a value head adjacent.
+    /// Number of decays per token. The decays of a value head are adjacent.
     pub fn decays(&self) -> usize {
         match self.gate {
             DecayGate::Head => self.value_heads,

@@ -1,8 +1,8 @@
-//! [`StateLayout`]: where each recurrent state lies in a state slot and in a tail row.
+//! [`StateLayout`]: layout of state slots and tail rows of a recurrent model.
 //!
-//! A *state slot* holds one state of each recurrent op, a *tail row* the inputs of one draft token
-//! to each of them. Both are f32 elements, in the order of [`StateId`], without gaps: so a slot has
-//! [`Program::state_elements`] elements.
+//! A *state slot* holds one state of each recurrent op. A *tail row* holds the inputs of one draft
+//! token to each of them. Both are f32 elements, in the order of [`StateId`], without gaps, so a
+//! slot has [`Program::state_elements`] elements.
 //!
 //! | op | state | tail row |
 //! |---|---|---|
@@ -10,19 +10,19 @@
 //! | `GatedDelta` | per value head a matrix `[key_dim, value_dim]` | k, v, decay, β |
 //! | `SelectiveScan` | per head a matrix `[state_dim, head_dim]` | x, B, dt |
 //!
-//! The columns of a tail row are the op's operands as the program computes them: a replay
-//! normalizes and activates them again.
+//! A tail row stores the op's operands as the program computes them. A replay applies normalization
+//! and activation to them again.
 
 use crate::ir::program::Program;
 use crate::ir::recurrent::StateId;
 use std::ops::Range;
 
-/// The elements of one state.
+/// Element ranges of one recurrent op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpan {
-    /// In a state slot.
+    /// Its state in a state slot.
     pub slot: Range<usize>,
-    /// In a tail row.
+    /// Its inputs in a tail row.
     pub tail: Range<usize>,
 }
 
@@ -38,7 +38,7 @@ pub struct StateLayout {
 }
 
 impl StateLayout {
-    /// The elements of a state; panics if the id is from another program.
+    /// The element ranges of a state. Panics if the program has no such state.
     pub fn span(&self, state: StateId) -> &StateSpan {
         &self.spans[state.0 as usize]
     }
@@ -66,7 +66,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn states_follow_one_another_without_gaps() {
+    fn states_are_adjacent_without_gaps() {
         let config = json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 100,
             "max_position_embeddings": 128});

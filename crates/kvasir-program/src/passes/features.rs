@@ -22,7 +22,7 @@ impl Program {
         };
         let [a, b, c] = [input(layers[0])?, input(layers[1])?, input(layers[2])?];
         if [a, b, c].iter().any(|input| self.value(*input).width() != self.hidden) {
-            let why = "is the width of one of several residual streams, which draft heads cannot read";
+            let why = "is the width of one of several residual streams, which draft heads do not support";
             return Err(ProgramError::config("hidden_size", why));
         }
         let mut value = |width: usize| {

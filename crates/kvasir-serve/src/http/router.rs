@@ -27,47 +27,8 @@ use std::sync::Arc;
 impl App {
     /// All routes with their middleware.
     pub fn router(self: &Arc<Self>) -> Router {
-        // An encoder rejects these.
-        let generation = Router::new()
-            .route("/v1/chat/completions", post(chat::chat_completions))
-            .route("/v1/chat/completions/input_tokens", post(chat::input_tokens))
-            .route("/v1/completions", post(completions::text_completions))
-            .route("/v1/responses", post(responses::responses_create).get(socket::socket))
-            .route("/v1/responses/input_tokens", post(responses::input_tokens))
-            .route("/v1/responses/compact", post(compact::compact))
-            .route("/v1/responses/{id}/cancel", post(stored::cancel))
-            .route("/v1/responses/{id}", get(stored::show).delete(stored::delete))
-            .route("/v1/responses/{id}/input_items", get(stored::input_items))
-            .route("/v1/conversations", post(conversations::create))
-            .route(
-                "/v1/conversations/{id}",
-                get(conversations::show).post(conversations::update).delete(conversations::delete),
-            )
-            .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add_items))
-            .route(
-                "/v1/conversations/{id}/items/{item}",
-                get(conversations::item).delete(conversations::remove_item),
-            )
-            .route(MESSAGES_PATH, post(messages::anthropic_messages))
-            .route(COUNT_TOKENS_PATH, post(messages::count_tokens))
-            .route("/v1/sessions", get(sessions::list).post(sessions::create))
-            .route("/v1/sessions/{id}", get(sessions::show).delete(sessions::delete))
-            .route("/v1/sessions/{id}/fork", post(sessions::fork))
-            .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
-            .route("/v1/sessions/{id}/cut", post(sessions::cut))
-            .route("/v1/sessions/{id}/keep", post(sessions::keep))
-            .route("/chat/completions", post(chat::chat_completions))
-            .route("/chat/completions/input_tokens", post(chat::input_tokens))
-            .route("/completions", post(completions::text_completions))
-            .route("/responses", post(responses::responses_create))
-            .route("/completion", post(llama_cpp::completion))
-            .route("/infill", post(llama_cpp::infill))
-            .route("/apply-template", post(llama_cpp::apply_template))
-            .route("/api/chat", post(ollama::chat))
-            .route("/api/generate", post(ollama::generate))
-            .route_layer(from_fn_with_state(self.clone(), reject_generation));
         let keyed = Router::new()
-            .merge(generation)
+            .merge(self.generation_routes())
             .route("/openapi.json", get(openapi::openapi))
             .route("/metrics", get(status::metrics))
             .route("/v1/models", get(status::models))
@@ -140,6 +101,48 @@ impl App {
         let health = health.layer(from_fn_with_state(self.clone(), request_context)).with_state(self.clone());
         let open = open.merge(health);
         open.merge(keyed).layer(from_fn_with_state(self.clone(), cors))
+    }
+
+    /// Routes that generate or prepare generation; encoders reject them.
+    fn generation_routes(self: &Arc<Self>) -> Router<Arc<Self>> {
+        Router::new()
+            .route("/v1/chat/completions", post(chat::chat_completions))
+            .route("/v1/chat/completions/input_tokens", post(chat::input_tokens))
+            .route("/v1/completions", post(completions::text_completions))
+            .route("/v1/responses", post(responses::responses_create).get(socket::socket))
+            .route("/v1/responses/input_tokens", post(responses::input_tokens))
+            .route("/v1/responses/compact", post(compact::compact))
+            .route("/v1/responses/{id}/cancel", post(stored::cancel))
+            .route("/v1/responses/{id}", get(stored::show).delete(stored::delete))
+            .route("/v1/responses/{id}/input_items", get(stored::input_items))
+            .route("/v1/conversations", post(conversations::create))
+            .route(
+                "/v1/conversations/{id}",
+                get(conversations::show).post(conversations::update).delete(conversations::delete),
+            )
+            .route("/v1/conversations/{id}/items", get(conversations::items).post(conversations::add_items))
+            .route(
+                "/v1/conversations/{id}/items/{item}",
+                get(conversations::item).delete(conversations::remove_item),
+            )
+            .route(MESSAGES_PATH, post(messages::anthropic_messages))
+            .route(COUNT_TOKENS_PATH, post(messages::count_tokens))
+            .route("/v1/sessions", get(sessions::list).post(sessions::create))
+            .route("/v1/sessions/{id}", get(sessions::show).delete(sessions::delete))
+            .route("/v1/sessions/{id}/fork", post(sessions::fork))
+            .route("/v1/sessions/{id}/rewind", post(sessions::rewind))
+            .route("/v1/sessions/{id}/cut", post(sessions::cut))
+            .route("/v1/sessions/{id}/keep", post(sessions::keep))
+            .route("/chat/completions", post(chat::chat_completions))
+            .route("/chat/completions/input_tokens", post(chat::input_tokens))
+            .route("/completions", post(completions::text_completions))
+            .route("/responses", post(responses::responses_create))
+            .route("/completion", post(llama_cpp::completion))
+            .route("/infill", post(llama_cpp::infill))
+            .route("/apply-template", post(llama_cpp::apply_template))
+            .route("/api/chat", post(ollama::chat))
+            .route("/api/generate", post(ollama::generate))
+            .route_layer(from_fn_with_state(self.clone(), reject_generation))
     }
 
     /// Routes of the probe listener: `/live`, `/health` and `/ready` without a key, and `/metrics` if

@@ -208,7 +208,9 @@ impl EngineMetrics {
         self.pauses.set(record.rectangle.pause_events);
         self.resumes.set(record.rectangle.resume_events);
         for admission in &record.admitted {
-            let prompt = core.sequence(admission.request).map_or(0, |new| new.len() - new.in_flight());
+            let sequence = core.sequence(admission.request);
+            // `len` includes the tokens that steps in flight sample.
+            let prompt = sequence.map_or(0, |sequence| sequence.len() - sequence.in_flight());
             self.prefix_queries.add(prompt.into());
             self.prefix_hits.add(admission.hit.into());
             if let Some(short) = admission.prefix.short {

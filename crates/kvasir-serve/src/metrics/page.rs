@@ -27,7 +27,7 @@ pub struct ServerStatus<'a> {
     pub dropped_reports: u64,
     /// Lines that could not be written to the log.
     pub lost_log_lines: u64,
-    /// Whether a client reads the page, which must not learn what other keys have cached:
+    /// Whether the reader is a client, which must not learn what other API keys have cached:
     /// `other_key` then counts as `never_computed`.
     pub is_for_client: bool,
 }
@@ -214,24 +214,24 @@ impl Metrics {
         let families = [
             (
                 "prefix_ends_total",
-                "Admissions whose prefix hit was short, by the reason why it ended.",
+                "Admissions whose prefix hit was short, by reason.",
                 &self.engine.prefix_ends,
             ),
             (
                 "prefix_end_tokens_total",
-                "Prompt tokens behind short prefix hits, by the reason why these ended.",
+                "Prompt tokens after the end of short prefix hits, by reason.",
                 &self.engine.prefix_end_tokens,
             ),
         ];
         for (name, help, counters) in families {
             let value = |short: ShortHit| counters[short as usize].get();
-            let shown = |short: ShortHit| match short {
+            let visible = |short: ShortHit| match short {
                 ShortHit::OtherKey if is_for_client => 0,
                 ShortHit::NeverComputed if is_for_client => value(short) + value(ShortHit::OtherKey),
                 short => value(short),
             };
             let label = |short: ShortHit| format!("reason=\"{}\"", short.label());
-            page.counters(name, help, ShortHit::ALL.iter().map(|short| (label(*short), shown(*short))));
+            page.counters(name, help, ShortHit::ALL.iter().map(|short| (label(*short), visible(*short))));
         }
     }
 

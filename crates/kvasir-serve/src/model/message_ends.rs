@@ -1,17 +1,17 @@
 //! Positions of a prompt at which messages end, found by control tokens.
 //!
-//! Templates write control tokens around each message, and client text has none (`guard` of
-//! kvasir-chat). Later prompts diverge at such positions: a turn is appended, edited or branched.
+//! Templates write control tokens around each message; `guard` of kvasir-chat keeps them out of
+//! client text. Later prompts diverge at such positions: a turn is appended, edited or branched.
 //! Models with recurrent layers store checkpoints of their states there.
 
 use crate::model::Model;
 use kvasir_kv::{Position, Token};
 
-/// Maximum positions per prompt, the last ones.
+/// Maximum positions per prompt; the last ones are used.
 const MAX_ENDS: usize = 1024;
 
 impl Model {
-    /// The positions of a prompt's control tokens, in rising order; none if the model has no
+    /// The positions of a prompt's control tokens, in ascending order; empty if the model has no
     /// recurrent layers.
     pub(crate) fn message_ends(&self, prompt: &[Token]) -> Vec<Position> {
         if !self.facts.is_recurrent {

@@ -85,7 +85,7 @@ pub struct Facts {
     pub max_new_tokens: Option<u32>,
     /// Whether requests may shift their context when it is full (`--context-shift`).
     pub context_shift: bool,
-    /// Whether the model has recurrent layers, whose prefix cache has hits at checkpoints only.
+    /// Whether the model has recurrent layers: prefix hits then end at checkpoints.
     pub is_recurrent: bool,
     /// Hidden size; `None` for the simulated device, which computes nothing.
     pub hidden: Option<u32>,

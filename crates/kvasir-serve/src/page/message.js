@@ -37,23 +37,23 @@ function under(node, tree, busy) {
 
 const plural = (n, word) => `${n.toLocaleString("en-US")} ${word}${n === 1 ? "" : "s"}`;
 
-/** What happened to the prompt tokens that were not cached, by `cache_end`. */
-const CACHE_ENDS = {
+/** Texts of `cache_end`: why the rest of the prompt was not cached. */
+const CACHE_END_TEXTS = {
   no_checkpoint: "no checkpoint for the rest",
-  window_released: "window of the rest released",
+  window_released: "sliding window of the rest released",
   evicted: "rest evicted",
   other_key: "rest cached under another key",
   never_computed: "rest new",
 };
 
-/** What an answer took, in one line. */
+/** Token counts and times of an answer, in one line. */
 function measured({ usage, rate, first, stopped, finish }) {
   const parts = [];
   if (usage) parts.push(plural(usage.completion_tokens, "token"));
   if (rate) parts.push(`${rate < 10 ? rate.toFixed(1) : Math.round(rate).toLocaleString("en-US")} tok/s`);
   if (first != null) parts.push(`first after ${Math.max(1, Math.round(first))} ms`);
   const { cached_tokens: cached, cache_end: cacheEnd } = usage?.prompt_tokens_details ?? {};
-  const why = CACHE_ENDS[cacheEnd] ? `, ${CACHE_ENDS[cacheEnd]}` : "";
+  const why = CACHE_END_TEXTS[cacheEnd] ? `, ${CACHE_END_TEXTS[cacheEnd]}` : "";
   if (cached != null) parts.push(`${cached.toLocaleString("en-US")} of ${usage.prompt_tokens.toLocaleString("en-US")} prompt tokens cached${why}`);
   if (stopped) parts.push("stopped");
   if (finish === "length") parts.push("cut at its limit");

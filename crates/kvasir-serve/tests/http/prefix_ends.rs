@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const KINDS: [CacheKind; 2] = [CacheKind::Paged, CacheKind::Radix];
 
-/// A prompt of 97 tokens, which begins with six whole blocks.
+/// A prompt of 97 tokens: six whole blocks and one token.
 fn prompt(first: u32) -> Vec<u32> {
     (0..97).map(|i| first + i % 7).collect()
 }
@@ -23,8 +23,8 @@ fn complete(server: &Server, key: &str, body: Value) -> Value {
     answer["usage"]["prompt_tokens_details"].clone()
 }
 
-/// Numbers of short hits and of tokens behind them, by reason.
-fn counted(server: &Server, key: &str, reason: &str) -> (u32, u32) {
+/// Metrics of short hits with this reason: their number, and the number of tokens after them.
+fn short_hits(server: &Server, key: &str, reason: &str) -> (u32, u32) {
     let page = server.send("GET", "/metrics", key, "").1.as_str().unwrap().to_owned();
     let value = |family: &str| {
         let label = format!("kvasir:{family}{{model_name=\"tiny\",reason=\"{reason}\"}} ");
@@ -34,7 +34,7 @@ fn counted(server: &Server, key: &str, reason: &str) -> (u32, u32) {
 }
 
 #[test]
-fn a_short_hit_names_eviction_or_new_tokens() {
+fn short_hits_name_eviction_or_new_tokens() {
     for kind in KINDS {
         let server = Server::start(kind, 256, &[]);
         let prompt_a = || json!({"prompt": prompt(10)});
@@ -51,14 +51,14 @@ fn a_short_hit_names_eviction_or_new_tokens() {
         let evicted = complete(&server, "", prompt_a());
         assert_eq!(evicted["cache_end"], "evicted", "{kind}: {evicted}");
         let missing = 97 - evicted["cached_tokens"].as_u64().unwrap() as u32;
-        assert_eq!(counted(&server, "", "evicted"), (1, missing), "{kind}");
-        assert_eq!(counted(&server, "", "never_computed"), (5, 97 + 65 + 3 * 97), "{kind}");
-        assert_eq!(counted(&server, "", "other_key"), (0, 0), "{kind}");
+        assert_eq!(short_hits(&server, "", "evicted"), (1, missing), "{kind}");
+        assert_eq!(short_hits(&server, "", "never_computed"), (5, 97 + 65 + 3 * 97), "{kind}");
+        assert_eq!(short_hits(&server, "", "other_key"), (0, 0), "{kind}");
     }
 }
 
 #[test]
-fn clients_learn_of_other_salts_of_their_own_key_only() {
+fn clients_see_other_salts_of_their_own_key_only() {
     for kind in KINDS {
         let key = |secret: &str, is_admin| ApiKey { name: None, secret: secret.into(), is_admin };
         let secrets = [("sk-one", false), ("sk-two", false), ("sk-admin", true)];
@@ -68,20 +68,20 @@ fn clients_learn_of_other_salts_of_their_own_key_only() {
         let end = |key: &str, body: Value| complete(&server, key, body)["cache_end"].clone();
         assert_eq!(end("sk-one", json!({"prompt": prompt(10)})), "never_computed", "{kind}");
         assert_eq!(end("sk-two", json!({"prompt": prompt(10)})), "never_computed", "{kind}");
-        assert_eq!(counted(&server, "sk-admin", "other_key"), (1, 97), "the operator knows more");
+        assert_eq!(short_hits(&server, "sk-admin", "other_key"), (1, 97), "shown to admins only");
         let salted = |salt: &str| json!({"prompt": prompt(30), "cache_salt": salt});
         assert_eq!(end("sk-one", salted("a")), "never_computed", "{kind}");
         assert_eq!(end("sk-one", salted("b")), "other_key", "{kind}");
         assert_eq!(end("sk-one", salted("b")), Value::Null, "{kind}");
-        assert_eq!(counted(&server, "sk-admin", "other_key"), (2, 2 * 97), "{kind}");
+        assert_eq!(short_hits(&server, "sk-admin", "other_key"), (2, 2 * 97), "{kind}");
 
-        // Where no key is an admin's, clients read the metrics.
+        // Without an admin key, clients read the metrics, which then hide other keys' prompts.
         let server = Server::start(kind, 512, &["sk-one", "sk-two"]);
         for key in ["sk-one", "sk-two"] {
             complete(&server, key, json!({"prompt": prompt(10)}));
         }
-        assert_eq!(counted(&server, "sk-two", "other_key"), (0, 0), "{kind}");
-        assert_eq!(counted(&server, "sk-two", "never_computed"), (2, 2 * 97), "{kind}");
+        assert_eq!(short_hits(&server, "sk-two", "other_key"), (0, 0), "{kind}");
+        assert_eq!(short_hits(&server, "sk-two", "never_computed"), (2, 2 * 97), "{kind}");
 
         let server = Server::start(kind, 512, &[]);
         let end = |salt: &str| complete(&server, "", salted(salt))["cache_end"].clone();
@@ -93,7 +93,7 @@ fn clients_learn_of_other_salts_of_their_own_key_only() {
 }
 
 #[test]
-fn chats_and_responses_say_why_a_hit_is_short() {
+fn chats_and_responses_report_the_reason_of_a_short_hit() {
     let server = Server::start(CacheKind::Radix, 512, &[]);
     let text = "one two three four five six seven eight nine ten ".repeat(3);
     let messages = json!([{"role": "user", "content": text}]);
@@ -110,7 +110,7 @@ fn chats_and_responses_say_why_a_hit_is_short() {
 }
 
 #[test]
-fn of_several_prompts_the_costliest_end_is_told() {
+fn usage_names_the_reason_of_the_costliest_prompt() {
     let server = Server::start(CacheKind::Paged, 512, &[]);
     complete(&server, "", json!({"prompt": prompt(10)}));
     let long: Vec<u32> = (0..200).map(|i| 40 + i % 9).collect();

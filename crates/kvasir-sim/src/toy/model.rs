@@ -45,8 +45,9 @@ impl ToyShape {
         self.continued(&mut Vec::new(), prompt, max_tokens, ignore_eos)
     }
 
-    /// The reference output of a request that shifts its full context of `context` tokens and keeps
-    /// `keep` prompt tokens, and the number of tokens dropped: what is left is a new prompt.
+    /// The reference output of a request with context shift: a full context of `context` tokens
+    /// keeps its first `keep` prompt tokens and drops half of the others. The remaining tokens are
+    /// then a new prompt. Also returns the number of dropped tokens.
     pub fn shifting(
         &self,
         prompt: &[Token],
@@ -58,7 +59,7 @@ impl ToyShape {
         let (mut tokens, mut answer, mut dropped) = (prompt.to_vec(), Vec::new(), 0);
         let keep = keep.min(prompt.len() as u32);
         loop {
-            // A prompt as long as the context gets one token.
+            // A prompt that fills the context still generates one token.
             let room = context.saturating_sub(tokens.len() as u32).max(1);
             let room = room.min(max_tokens - answer.len() as u32);
             let more = self.alone(&tokens, room, ignore_eos);

@@ -34,7 +34,7 @@ function drawTree(tree) {
   const lines = nodes.map(({ node, parent, fate }) => `<path class="${fate}" d="M${x(parent)} ${y(parent)}V${y(node)}H${x(node)}"/>`);
   const dots = nodes.map(({ node, fate }) => `<circle class="${fate}" cx="${x(node)}" cy="${y(node)}" r="${radius}"/>`);
   const width = Math.ceil(2 * edge + depth * LEVEL), height = Math.ceil(2 * edge + (leaves - 1) * gap);
-  return `<svg class="drafts" role="img" aria-label="${sayTree(tree)}" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${lines.join("")}<circle class="root" cx="${x(0)}" cy="${y(0)}" r="${radius}"/>${dots.join("")}</svg>`;
+  return `<svg class="drafts" role="img" aria-label="${formatTree(tree)}" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${lines.join("")}<circle class="root" cx="${x(0)}" cy="${y(0)}" r="${radius}"/>${dots.join("")}</svg>`;
 }
 
-const sayTree = ({ parents, accepted }) => (accepted ? `${count(accepted.length)} of ${plural(parents.length, "draft")} accepted` : `${plural(parents.length, "draft")} in verification`);
+const formatTree = ({ parents, accepted }) => (accepted ? `${count(accepted.length)} of ${plural(parents.length, "draft")} accepted` : `${plural(parents.length, "draft")} in verification`);

@@ -55,15 +55,15 @@ function drawQueue(state, model) {
     const known = r.prompt + r.outputs;
     const bar = stretch("todo", 0, known, axis, `prompt ${r.prompt}${r.outputs ? `, generated ${r.outputs}` : ""}`) +
       stretch("reserve", known, r.prompt + r.max, axis, `up to ${r.max} tokens to generate`);
-    const why = r.ended ? `<em class="ended">${escapeHtml(sayEnd(r.ended))}</em>` : `<em>${escapeHtml(sayReason(r.reason))}</em>`;
+    const why = r.ended ? `<em class="ended">${escapeHtml(formatEnd(r.ended))}</em>` : `<em>${escapeHtml(formatReason(r.reason))}</em>`;
     const back = r.preemptions ? `<span class="tag warn">preempted ${r.preemptions}×</span>` : "";
     return `<div class="row">${chip(r)}<div class="why">${why}${back}</div><div class="bar thin" style="${grid(model.setup, axis)}">${bar}</div><span class="num">${count(r.prompt)} + ${count(r.max)}</span></div>`;
   });
   return { count: ids.length, html: rows.join("") + more(ids.length - rows.length) || `<p class="none">queue empty</p>` };
 }
 
-/** Why a prefix hit ended before the end of the prompt, after a comma; empty if it did not. */
-function sayShort({ hit, short }) {
+/** The reason of a short prefix hit, after a comma; empty for other hits. */
+function formatShortHit({ hit, short }) {
   if (!short) return "";
   const matched = short.matched > hit ? ` (${count(short.matched)} matched)` : "";
   return `, ${short.reason.replace("_", " ")}${matched}`;
@@ -80,7 +80,7 @@ function promptBar(r, setup, axis) {
   const fresh = row ? from + row.redirected : from;
   const right = setup.rectangular ? Math.ceil(total / block) * block : total;
   return stretch("pad", 0, start, axis, `left padding ${start}`) +
-    stretch("cached", start, start + Math.min(r.hit, from), axis, `found in the cache ${Math.min(r.hit, from)}${sayShort(r)}`) +
+    stretch("cached", start, start + Math.min(r.hit, from), axis, `found in the cache ${Math.min(r.hit, from)}${formatShortHit(r)}`) +
     stretch("done", start + Math.min(r.hit, from), start + from, axis, `computed ${from - Math.min(r.hit, from)}`) +
     stretch("redirected", start + from, start + fresh, axis, `computed again, writes redirected: ${fresh - from}`) +
     stretch("now", start + fresh, start + to, axis, `in this step ${to - fresh}`) +
@@ -98,7 +98,7 @@ function drawPrefill(state, model) {
   const axis = axisOf(model);
   const rows = ids.slice(0, MOST_ROWS).map((id) => {
     const r = state.reqs.get(id);
-    const why = r.row ? `<em class="ran">${plural(r.row.tokens, "token")} now${r.row.redirected ? `, ${count(r.row.redirected)} of them again` : ""}</em>` : `<em>${escapeHtml(sayReason(r.reason))}</em>`;
+    const why = r.row ? `<em class="ran">${plural(r.row.tokens, "token")} now${r.row.redirected ? `, ${count(r.row.redirected)} of them again` : ""}</em>` : `<em>${escapeHtml(formatReason(r.reason))}</em>`;
     return `<div class="row${r.row ? "" : " held"}">${chip(r)}<div class="why">${why}</div><div class="bar" style="${grid(model.setup, axis)}">${promptBar(r, model.setup, axis)}</div><span class="num">${count(Math.min(r.computed, r.prompt))} / ${count(r.prompt)}</span></div>`;
   });
   const ran = ids.some((id) => state.reqs.get(id).row);
@@ -131,15 +131,15 @@ function decodeRow(r, old, rect, setup, axis) {
   // Rejected drafts are no output.
   const newest = r.row ? Math.max(1, r.row.tokens - r.row.drafts + (r.tree?.accepted?.length ?? 0)) : 0;
   const bar = stretch("pad", 0, start, axis, `left padding ${start}`) +
-    stretch("cached", start, start + r.hit, axis, `found in the cache ${r.hit}${sayShort(r)}`) +
+    stretch("cached", start, start + r.hit, axis, `found in the cache ${r.hit}${formatShortHit(r)}`) +
     stretch("done", start + r.hit, start + r.prompt, axis, `prompt ${r.prompt}`) +
     stretch("made", start + r.prompt, known, axis, `generated ${r.outputs}`) +
     (r.row ? stretch("now", known - newest, known, axis, "the newest") : "") +
     stretch("reserve", known, start + r.prompt + r.max, axis, `may still generate ${r.max - r.outputs}`) +
     (setup.rectangular && tkv ? `<i class="tkv${tkv === rect.widest ? " widest" : ""}" style="left:${(100 * tkv) / axis}%" title="tkv ${tkv}"><b>${tkv}</b></i>` : "");
-  let note = r.ended ? `<em class="ended">${escapeHtml(sayEnd(r.ended))}</em>`
-    : r.tree ? "" : r.row ? (r.row.drafts ? `<em class="ran">${plural(r.row.drafts, "draft")}</em>` : "") : `<em>${escapeHtml(sayReason(r.reason))}</em>`;
-  if (r.tree) note += `<em class="ran">${sayTree(r.tree)}</em>`;
+  let note = r.ended ? `<em class="ended">${escapeHtml(formatEnd(r.ended))}</em>`
+    : r.tree ? "" : r.row ? (r.row.drafts ? `<em class="ran">${plural(r.row.drafts, "draft")}</em>` : "") : `<em>${escapeHtml(formatReason(r.reason))}</em>`;
+  if (r.tree) note += `<em class="ran">${formatTree(r.tree)}</em>`;
   if (old?.row && r.row && old.left !== r.left && old.status === "running" && !isPrefilling(old)) {
     const by = (r.left - old.left) * setup.block_size;
     note += `<span class="tag jump">${by > 0 ? "▶ +" : "◀ −"}${Math.abs(by)}</span>`;
@@ -186,10 +186,10 @@ function drawTable(state, model) {
   const rect = rectangle(state, setup);
   const head = ["request", "state", "in this step", "why it waits", "why its cache hit ended", "drafts accepted", "prompt", "cached", "redirected", "computed", "generated", "limit", "left padding", "tkv", "blocks"];
   const body = [...state.reqs.values()].slice(0, 1000).map((r) => {
-    const what = r.ended ? `ended: ${sayEnd(r.ended)}` : r.status === "waiting" ? "waiting" : isPrefilling(r) ? "prefill" : "decode";
+    const what = r.ended ? `ended: ${formatEnd(r.ended)}` : r.status === "waiting" ? "waiting" : isPrefilling(r) ? "prefill" : "decode";
     const now = r.row ? `${r.row.phase ? "decode" : "prefill"} ${r.row.tokens} at ${r.row.from}` : "";
     const blocks = runs(r.table);
-    return [r.name, what, now, r.ended ? "" : sayReason(r.reason), sayShort(r).slice(2), r.tree?.accepted ? `${r.tree.accepted.length} of ${r.tree.parents.length}` : "", r.prompt, r.hit, r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
+    return [r.name, what, now, r.ended ? "" : formatReason(r.reason), formatShortHit(r).slice(2), r.tree?.accepted ? `${r.tree.accepted.length} of ${r.tree.parents.length}` : "", r.prompt, r.hit, r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
   });
   const cells = (row, tag) => `<tr>${row.map((v) => `<${tag}>${escapeHtml(v)}</${tag}>`).join("")}</tr>`;
   return `<table><thead>${cells(head, "th")}</thead><tbody>${body.map((row) => cells(row, "td")).join("")}</tbody></table>`;

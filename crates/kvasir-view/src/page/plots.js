@@ -47,11 +47,11 @@ function sampled(list, most) {
 const LINE = 15; // pixels of a request in the waterfall
 
 /** What a request does in a step, in one line. */
-function sayLife(life, r) {
-  if (!r) return `${life.name}: ${life.ended === null ? "not here yet" : sayEnd(life.why)}`;
-  if (r.ended) return `${life.name}: ${sayEnd(r.ended)}`;
+function formatLife(life, r) {
+  if (!r) return `${life.name}: ${life.ended === null ? "not here yet" : formatEnd(life.why)}`;
+  if (r.ended) return `${life.name}: ${formatEnd(r.ended)}`;
   if (r.row) return `${life.name}: ${r.row.phase ? "decodes" : "prefill of"} ${plural(r.row.tokens, "token")}`;
-  return `${life.name} waits: ${sayReason(r.reason) || "it has run"}`;
+  return `${life.name} waits: ${formatReason(r.reason) || "it has run"}`;
 }
 
 /** Lives of the requests around the current step: queued, prefill, decode, and each token. */
@@ -78,7 +78,7 @@ class Waterfall {
     const step = this.stepAt(view.from + ((event.offsetX - view.left) / (view.width - view.left)) * (view.to - view.from));
     if (this.shown === `${life.id} ${step}`) return;
     this.shown = `${life.id} ${step}`;
-    this.canvas.title = sayLife(life, model.state(step).reqs.get(life.id));
+    this.canvas.title = formatLife(life, model.state(step).reqs.get(life.id));
   }
 
   stepAt(time) {

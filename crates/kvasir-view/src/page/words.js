@@ -32,7 +32,7 @@ const REASONS = {
 const titled = (word) => word.replaceAll("_", " ");
 
 /** One line for a reason: a word, or {word: {figures}}. */
-function sayReason(reason) {
+function formatReason(reason) {
   if (!reason) return "";
   const [word, figures] = typeof reason === "string" ? [reason, null] : Object.entries(reason)[0];
   const text = REASONS[word];
@@ -43,10 +43,10 @@ function sayReason(reason) {
 }
 
 /** How a request ended: a word, or {word: detail}. */
-function sayEnd(why) {
+function formatEnd(why) {
   if (typeof why === "string") return titled(why);
   const [word, detail] = Object.entries(why)[0];
-  return titled(word) + (detail && typeof detail === "object" ? `: ${sayReason(detail)}` : detail != null ? `: ${titled(String(detail))}` : "");
+  return titled(word) + (detail && typeof detail === "object" ? `: ${formatReason(detail)}` : detail != null ? `: ${titled(String(detail))}` : "");
 }
 
 const count = (n) => (n == null ? "–" : Number(n).toLocaleString("en-US"));

@@ -14,14 +14,14 @@ impl RecordedLogits {
         Self { vocab, bits: BTreeMap::new() }
     }
 
-    /// Records those of a step, without rejected drafts. A position that is computed again, as
-    /// after a preemption, must have the same bits.
+    /// Records the logits of a step, without those of rejected drafts. A position that is computed
+    /// again, as after a preemption, must have the same bits.
     pub(crate) fn record(&mut self, step: &Step) {
         let mut logits = step.output.logits.chunks_exact(self.vocab);
         let mut accepted = Vec::new();
-        for (at, row) in step.batch.rows.iter().enumerate() {
+        for (index, row) in step.batch.rows.iter().enumerate() {
             accepted.clear();
-            step.accepted(at, &mut accepted);
+            step.accepted(index, &mut accepted);
             let end = row.tokens.range().end - row.drafts.count as usize + accepted.len();
             for token in row.tokens.range().skip(row.logits_from() as usize) {
                 let bits: Vec<u32> = logits.next().unwrap().iter().map(|x| x.to_bits()).collect();
@@ -29,12 +29,12 @@ impl RecordedLogits {
                     continue;
                 }
                 let before = self.bits.insert((row.request, step.plan.positions[token]), bits.clone());
-                assert!(before.is_none_or(|before| before == bits), "computed again, and other bits");
+                assert!(before.is_none_or(|before| before == bits), "recomputed logits differ");
             }
         }
     }
 
-    /// Those of a request, by position.
+    /// The logits of a request, by position.
     pub(crate) fn of(&self, request: u64) -> BTreeMap<u32, Vec<u32>> {
         let range = self.bits.range((request, 0)..=(request, u32::MAX));
         range.map(|((_, position), bits)| (*position, bits.clone())).collect()

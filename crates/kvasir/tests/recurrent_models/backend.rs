@@ -1,4 +1,4 @@
-//! A model on one of the backends, with its prediction layer.
+//! A model with its multi-token prediction layer, loaded on one of the backends.
 
 use kvasir::AnyExecutor;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool};
@@ -9,16 +9,17 @@ use kvasir_plain::{DraftSource, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Program, Tap};
 use std::sync::Arc;
 
-/// Longest draft.
+/// Maximum draft tokens per sequence and step.
 pub(crate) const DRAFTS: u32 = 4;
-/// Most tokens of a step.
+/// Maximum tokens per step.
 const TOKENS: u32 = 400;
-/// Most sequences.
+/// Maximum sequences per step.
 const ROWS: u32 = 16;
-/// What a prediction layer takes of the target, and what takes its place while drafting.
+/// The hidden states that the prediction layer reads: a tap of the target for the first draft, then
+/// its own.
 const TAPS: (Option<Tap>, Option<Tap>) = (Some(Tap::FinalNorm), Some(Tap::FinalNorm));
 
-/// A loaded model.
+/// A loaded model and its prediction layer.
 pub(crate) enum Backend {
     Plain(PlainModel),
     Cpu { target: Arc<CpuModel>, prediction: Option<Arc<CpuModel>> },
@@ -45,7 +46,7 @@ impl Backend {
         }
     }
 
-    /// An executor; with `drafts`, its prediction layer drafts.
+    /// An executor. If `drafts`, the prediction layer of the model proposes drafts in it.
     pub(crate) fn executor(&self, slots: u32, states: StateConfig, drafts: bool) -> AnyExecutor {
         let (program, shape) = (self.program(), TreeShape::chain(DRAFTS));
         let (hidden, target_vocab) = (program.hidden, program.vocab);

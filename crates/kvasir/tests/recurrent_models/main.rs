@@ -1,5 +1,5 @@
-//! Models with recurrent layers on both backends: recorded tokens and logits in chunks of any size,
-//! and logits that are bit-identical however a request runs.
+//! Models with recurrent layers on both backends: recorded tokens and logits for every chunk size,
+//! and logits that do not depend on how a request runs, bit for bit.
 //!
 //! Compared to each request alone: batched, chunked, after a prefix cache hit at a checkpoint,
 //! after preemption, with siblings, with drafts of any acceptance, on every cache under every policy.
@@ -18,7 +18,7 @@ use kvasir_program::Model;
 use kvasir_sample::Sampling;
 use kvasir_testkit::paths;
 use serde_json::Value as Json;
-use setup::{ALONE, Answered, Drafts, Seen, Setup};
+use setup::{ALONE, Coverage, Drafts, RequestOutput, Setup};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -29,8 +29,8 @@ struct Case {
     expected: Json,
 }
 
-/// The recorded checkpoints with recurrent layers, each on both backends: of the repository, or
-/// those under `KVASIR_MODELS`.
+/// The recorded checkpoints with recurrent layers, each on both backends: those of the repository,
+/// or those in the folder `KVASIR_MODELS`.
 fn cases() -> impl Iterator<Item = Case> {
     let folder = std::env::var_os("KVASIR_MODELS").map_or_else(|| paths::model(""), Into::into);
     let mut all: Vec<PathBuf> =
@@ -68,15 +68,15 @@ fn tokens(n: usize, salt: usize) -> Vec<Token> {
 /// Requests with common prefixes and various temperatures. Two of them repeat themselves, so that
 /// n-gram drafts are proposed.
 fn requests(model: &Backend) -> Vec<Request> {
-    let trunk = [tokens(20, 1), tokens(20, 1), tokens(13, 7)].concat();
-    let on = |tail: usize, salt: usize| [&trunk[..], &tokens(tail, salt)].concat();
+    let shared = [tokens(20, 1), tokens(20, 1), tokens(13, 7)].concat();
+    let after_shared = |tail: usize, salt: usize| [&shared[..], &tokens(tail, salt)].concat();
     let all = [
-        (on(5, 2), 14, 0.0),
+        (after_shared(5, 2), 14, 0.0),
         (tokens(23, 3), 14, 0.9),
-        (on(9, 4), 12, 0.0),
-        (on(5, 2), 9, 0.8),
+        (after_shared(9, 4), 12, 0.0),
+        (after_shared(5, 2), 9, 0.8),
         (tokens(3, 5), 20, 0.0),
-        (on(1, 6), 6, 1.2),
+        (after_shared(1, 6), 6, 1.2),
     ];
     let request = |(tag, (prompt, max_tokens, temperature)): (usize, (Vec<Token>, u32, f32))| {
         let sampling = Sampling { temperature, seed: tag as u64 + 7, ..Sampling::default() };
@@ -87,42 +87,42 @@ fn requests(model: &Backend) -> Vec<Request> {
     all.into_iter().enumerate().map(request).collect()
 }
 
-/// The outputs of each request and each of its `n` siblings, which run alone.
-fn alone(model: &Backend, requests: &[Request], n: u64) -> BTreeMap<u64, Answered> {
-    let mut answered = BTreeMap::new();
+/// The outputs of each request and each of its `n` siblings, run alone.
+fn run_alone(model: &Backend, requests: &[Request], n: u64) -> BTreeMap<u64, RequestOutput> {
+    let mut outputs = BTreeMap::new();
     for request in requests {
         for i in 0..n {
-            let mut one = request.clone();
-            one.tag += i;
-            one.params.sampling.seed += i;
-            answered.append(&mut ALONE.run(model, &[one], 1, &BTreeMap::new(), &mut Seen::default()));
+            let mut sibling = request.clone();
+            sibling.tag += i;
+            sibling.params.sampling.seed += i;
+            outputs.append(&mut ALONE.run(model, &[sibling], 1, &BTreeMap::new(), &mut Coverage::default()));
         }
     }
-    answered
+    outputs
 }
 
-fn compare(about: &str, expected: &BTreeMap<u64, Answered>, outputs: &BTreeMap<u64, Answered>) {
-    assert!(outputs.keys().eq(expected.keys()), "{about}");
+fn compare(context: &str, expected: &BTreeMap<u64, RequestOutput>, outputs: &BTreeMap<u64, RequestOutput>) {
+    assert!(outputs.keys().eq(expected.keys()), "{context}");
     for (tag, (tokens, logits)) in expected {
-        assert_eq!(tokens, &outputs[tag].0, "{about}: tokens of request {tag}");
-        // Drafts beyond the end of an output are computed, too.
+        assert_eq!(tokens, &outputs[tag].0, "{context}: tokens of request {tag}");
+        // `outputs` also has logits of drafts beyond the end of an output.
         for (position, bits) in logits {
-            assert!(outputs[tag].1.get(position) == Some(bits), "{about}: logits of {tag} at {position}");
+            assert!(outputs[tag].1.get(position) == Some(bits), "{context}: logits of {tag} at {position}");
         }
     }
 }
 
 /// Runs the requests of a case in each setup and compares them to each request alone.
-fn check(case: &Case, setups: impl IntoIterator<Item = Setup>, n: u32) -> Seen {
+fn check(case: &Case, setups: impl IntoIterator<Item = Setup>, n: u32) -> Coverage {
     let requests = requests(&case.model);
-    let expected = alone(&case.model, &requests, n.into());
-    let mut seen = Seen::default();
+    let expected = run_alone(&case.model, &requests, n.into());
+    let mut coverage = Coverage::default();
     for setup in setups {
-        let outputs = setup.run(&case.model, &requests, n, &expected, &mut seen);
+        let outputs = setup.run(&case.model, &requests, n, &expected, &mut coverage);
         compare(&format!("{} {setup:?}", case.name), &expected, &outputs);
     }
-    println!("{}: {seen:?}", case.name);
-    seen
+    println!("{}: {coverage:?}", case.name);
+    coverage
 }
 
 /// Every cache under every policy that works with it.
@@ -144,9 +144,10 @@ fn every_chunk_size_gives_the_recorded_tokens_and_logits() {
         ];
         for (cache, policy) in setups {
             let setup = Setup { cache, policy, checkpoints: 12, ..ALONE };
-            let mut error: f32 = 0.0;
+            let mut max_error: f32 = 0.0;
             for (prompt, greedy) in case.expected["greedy"].as_object().unwrap() {
-                let (about, expected) = (format!("{} {prompt} {setup:?}", case.name), ids(&greedy["tokens"]));
+                let (context, expected) =
+                    (format!("{} {prompt} {setup:?}", case.name), ids(&greedy["tokens"]));
                 let max_tokens = expected.len() as u32;
                 let params = Params { max_tokens, ignore_eos: true, ..Params::default() };
                 let request = Request { tag: 1, prompt: ids(&case.expected["prompts"][prompt]), params };
@@ -154,42 +155,44 @@ fn every_chunk_size_gives_the_recorded_tokens_and_logits() {
                     continue;
                 }
                 let last = request.prompt.len() as u32 - 1;
-                let outputs = setup.run(&case.model, &[request], 1, &BTreeMap::new(), &mut Seen::default());
-                assert_eq!(outputs[&1].0, expected, "{about}");
+                let outputs =
+                    setup.run(&case.model, &[request], 1, &BTreeMap::new(), &mut Coverage::default());
+                assert_eq!(outputs[&1].0, expected, "{context}");
                 let logits = case.expected["final_logits"][prompt].as_array().unwrap();
                 for (ours, recorded) in outputs[&1].1[&last].iter().zip(logits) {
-                    error = error.max((f32::from_bits(*ours) - recorded.as_f64().unwrap() as f32).abs());
+                    max_error =
+                        max_error.max((f32::from_bits(*ours) - recorded.as_f64().unwrap() as f32).abs());
                 }
             }
-            assert!(error < 1e-3, "{} {setup:?}: logits differ by {error}", case.name);
+            assert!(max_error < 1e-3, "{} {setup:?}: logits differ by {max_error}", case.name);
         }
     }
 }
 
 #[test]
-fn every_cache_and_policy_gives_the_bits_of_requests_alone() {
+fn logits_are_bit_identical_under_every_cache_and_policy() {
     for case in cases() {
         let all = setups(&["whole", "prefill-first", "chunked", "mixed", "rectangular"]);
         let all = all.into_iter().enumerate().map(|(at, setup)| Setup { overlap: at % 2 == 1, ..setup });
-        let seen = check(&case, all, 1);
-        assert!(seen.hits >= 8 && seen.in_company > 50, "{}: {seen:?}", case.name);
+        let coverage = check(&case, all, 1);
+        assert!(coverage.hits >= 8 && coverage.batched > 50, "{}: {coverage:?}", case.name);
     }
 }
 
 #[test]
-fn preempted_requests_continue_with_the_same_bits() {
+fn preemption_leaves_logits_bit_identical() {
     for case in cases() {
         let all = setups(&["chunked", "mixed", "rectangular"]).into_iter().enumerate();
         let all = all.map(|(at, setup)| Setup {
-            // One sequence fits, and a part of another.
+            // Slots for one whole sequence and a part of another.
             slots: if at % 2 == 0 { 104 } else { 800 },
             checkpoints: [0, 3, 12][at % 3],
             overlap: at % 4 < 2,
             preempts: true,
             ..setup
         });
-        let seen = check(&case, all, 1);
-        assert!(seen.preemptions > 20, "{}: {seen:?}", case.name);
+        let coverage = check(&case, all, 1);
+        assert!(coverage.preemptions > 20, "{}: {coverage:?}", case.name);
     }
 }
 
@@ -199,26 +202,26 @@ fn siblings_of_a_recurrent_model_share_their_prompt() {
         let kinds = [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix];
         let setups =
             kinds.map(|cache| Setup { cache, policy: "mixed", slots: 800, checkpoints: 12, ..ALONE });
-        let seen = check(&case, setups, 3);
-        assert!(seen.hits > 6, "{}: {seen:?}", case.name);
+        let coverage = check(&case, setups, 3);
+        assert!(coverage.hits > 6, "{}: {coverage:?}", case.name);
     }
 }
 
 #[test]
-fn drafts_leave_no_trace_in_recurrent_states() {
+fn drafts_do_not_change_recurrent_states() {
     let mut with_mtp = 0;
     for case in cases() {
-        let drafted = |drafts, policies: &[&'static str]| {
+        let check_drafts = |drafts, policies: &[&'static str]| {
             let setups = setups(policies);
             check(&case, setups.into_iter().map(|setup| Setup { drafts, ..setup }), 1)
         };
-        let seen = drafted(Drafts::Oracle, &["chunked", "mixed"]);
-        assert!(seen.rejected > 20 && seen.accepted > 100, "{}: {seen:?}", case.name);
-        let seen = drafted(Drafts::Ngram, &["mixed"]);
-        assert!(seen.rejected > 5, "{}: {seen:?}", case.name);
+        let coverage = check_drafts(Drafts::Oracle, &["chunked", "mixed"]);
+        assert!(coverage.rejected > 20 && coverage.accepted > 100, "{}: {coverage:?}", case.name);
+        let coverage = check_drafts(Drafts::Ngram, &["mixed"]);
+        assert!(coverage.rejected > 5, "{}: {coverage:?}", case.name);
         if case.expected["mtp"].is_object() {
-            let seen = drafted(Drafts::Mtp, &["chunked", "mixed"]);
-            assert!(seen.rejected > 20, "{}: {seen:?}", case.name);
+            let coverage = check_drafts(Drafts::Mtp, &["chunked", "mixed"]);
+            assert!(coverage.rejected > 20, "{}: {coverage:?}", case.name);
             with_mtp += 1;
         }
     }

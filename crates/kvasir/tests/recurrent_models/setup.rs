@@ -1,5 +1,5 @@
-//! How the requests of a test run: cache, policy, drafts, preemption. Records the logits of every
-//! sampled position.
+//! `Setup`: the cache, policy, drafts and preemption under which a test runs its requests. Records
+//! the logits of every sampled position.
 
 use crate::backend::{Backend, DRAFTS};
 use crate::recorded_logits::RecordedLogits;
@@ -15,15 +15,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Slots per block.
 pub(crate) const BLOCK: u32 = 8;
+
 /// Wraps an executor and records the logits of each position of each request.
-struct Listening {
+struct RecordingExecutor {
     inner: AnyExecutor,
     logits: RecordedLogits,
     /// Requests that shared a step with others.
-    in_company: BTreeSet<u64>,
+    batched: BTreeSet<u64>,
 }
 
-impl Executor for Listening {
+impl Executor for RecordingExecutor {
     type Pending = AnyPending;
 
     fn abilities(&self) -> Abilities {
@@ -45,13 +46,13 @@ impl Executor for Listening {
         assert_eq!(step.output.draft_error, None);
         self.logits.record(&step);
         if step.batch.rows.len() > 1 {
-            self.in_company.extend(step.batch.rows.iter().map(|row| row.request));
+            self.batched.extend(step.batch.rows.iter().map(|row| row.request));
         }
         (step, result)
     }
 }
 
-/// What proposes drafts.
+/// Source of drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Drafts {
     None,
@@ -60,8 +61,9 @@ pub(crate) enum Drafts {
     Mtp,
 }
 
-/// Knows the outputs by tag, and corrupts one in five of its drafts.
+/// A drafter that proposes the expected outputs, with one in five draft tokens wrong.
 struct Oracle {
+    /// Expected outputs by request tag.
     outputs: BTreeMap<u64, Vec<Token>>,
     random: Random,
 }
@@ -83,7 +85,7 @@ impl Drafter for Oracle {
     }
 }
 
-/// How requests run.
+/// The engine and the load of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) cache: CacheKind,
@@ -92,7 +94,7 @@ pub(crate) struct Setup {
     pub(crate) checkpoints: u32,
     pub(crate) overlap: bool,
     pub(crate) drafts: Drafts,
-    /// Whether a running request is preempted now and then.
+    /// Whether every seventh turn preempts a running request.
     pub(crate) preempts: bool,
 }
 
@@ -109,16 +111,16 @@ pub(crate) const ALONE: Setup = Setup {
 
 /// Coverage of a run, so that a vacuous test fails.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Coverage {
     pub(crate) hits: u32,
     pub(crate) preemptions: u32,
     pub(crate) accepted: u32,
     pub(crate) rejected: u32,
-    pub(crate) in_company: usize,
+    pub(crate) batched: usize,
 }
 
 /// Output of a request: tokens, and logits of each sampled position.
-pub(crate) type Answered = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
+pub(crate) type RequestOutput = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
 
 impl Setup {
     fn policy(&self) -> Box<dyn Policy> {
@@ -137,8 +139,8 @@ impl Setup {
         }
     }
 
-    /// An engine; `outputs` are those that the oracle drafts.
-    fn engine(&self, model: &Backend, outputs: &BTreeMap<u64, Answered>) -> Engine<Listening> {
+    /// Builds the engine. `Drafts::Oracle` proposes `outputs`.
+    fn engine(&self, model: &Backend, outputs: &BTreeMap<u64, RequestOutput>) -> Engine<RecordingExecutor> {
         let is_rectangular = self.policy == "rectangular";
         let max_num_seqs = if self.cache.holds_one_sequence() { 1 } else { 5 };
         let states = StateConfig {
@@ -167,9 +169,9 @@ impl Setup {
         let inner = model.executor(slots, states, self.drafts == Drafts::Mtp);
         let inner = if self.overlap { inner.on_thread().unwrap() } else { inner };
         let logits = RecordedLogits::new(model.program().vocab);
-        let listening = Listening { inner, logits, in_company: BTreeSet::new() };
+        let executor = RecordingExecutor { inner, logits, batched: BTreeSet::new() };
         let core = Core::new(limits, Order::Fcfs, self.policy(), cache);
-        let engine = Engine::new(core, listening, || 0).overlap(self.overlap);
+        let engine = Engine::new(core, executor, || 0).overlap(self.overlap);
         match self.drafts {
             Drafts::None => engine,
             Drafts::Ngram => engine.draft(Box::new(NgramDrafter::new(1, DRAFTS))).unwrap(),
@@ -181,18 +183,19 @@ impl Setup {
         }
     }
 
-    /// Runs requests that arrive one by one, each with `n` siblings; returns outputs by tag.
-    /// `expected` are the outputs that an oracle drafts.
+    /// Runs requests that arrive one by one, each as `n` siblings; returns outputs by tag.
+    /// `Drafts::Oracle` proposes the outputs `expected`.
     pub(crate) fn run(
         &self,
         model: &Backend,
         requests: &[Request],
         n: u32,
-        expected: &BTreeMap<u64, Answered>,
-        seen: &mut Seen,
-    ) -> BTreeMap<u64, Answered> {
+        expected: &BTreeMap<u64, RequestOutput>,
+        coverage: &mut Coverage,
+    ) -> BTreeMap<u64, RequestOutput> {
         let mut engine = self.engine(model, expected);
-        let (mut answered, mut ids) = (BTreeMap::<u64, Answered>::new(), BTreeMap::<u64, RequestId>::new());
+        let (mut outputs_by_tag, mut ids) =
+            (BTreeMap::<u64, RequestOutput>::new(), BTreeMap::<u64, RequestId>::new());
         let mut waiting = requests.iter();
         for turn in 0.. {
             if turn % 3 == 0
@@ -208,25 +211,25 @@ impl Setup {
             engine.core().cache().check().unwrap();
             let outbox = engine.core_mut().outbox();
             for EventOutput { event, tokens, .. } in outbox.iter() {
-                answered.entry(event.tag).or_default().0.extend_from_slice(tokens);
+                outputs_by_tag.entry(event.tag).or_default().0.extend_from_slice(tokens);
             }
             for ended in outbox.ended.drain(..) {
                 assert_eq!(ended.finish, Finish::MaxTokens, "{self:?}");
-                seen.hits += u32::from(ended.cached > 0);
-                seen.preemptions += ended.preemptions;
-                seen.accepted += ended.accepted;
-                seen.rejected += ended.drafted - ended.accepted;
+                coverage.hits += u32::from(ended.cached > 0);
+                coverage.preemptions += ended.preemptions;
+                coverage.accepted += ended.accepted;
+                coverage.rejected += ended.drafted - ended.accepted;
             }
             outbox.clear();
             if done == Turn::Idle && waiting.len() == 0 {
                 break;
             }
-            assert!(turn < 4000, "no end in sight");
+            assert!(turn < 4000, "requests did not finish");
         }
-        seen.in_company += engine.executor().in_company.len();
-        for (tag, (_, logits)) in &mut answered {
+        coverage.batched += engine.executor().batched.len();
+        for (tag, (_, logits)) in &mut outputs_by_tag {
             *logits = engine.executor().logits.of(ids[tag].0);
         }
-        answered
+        outputs_by_tag
     }
 }

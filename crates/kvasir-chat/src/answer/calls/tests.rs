@@ -284,16 +284,17 @@ fn nemotron() {
 }
 
 #[test]
-fn kimi() {
+fn kimi_k2() {
     let d = ToolDialect::KimiK2;
     let args = "{\"city\": \"Par}\\\"{is\", \"n\": 2}";
-    let one = |index: usize| {
+    let call = |index: usize| {
         format!("<|tool_call_begin|>functions.get:{index}<|tool_call_argument_begin|>{args}<|tool_call_end|>")
     };
-    let text = format!("Ok.<|tool_calls_section_begin|>{}{}<|tool_calls_section_end|>", one(0), one(1));
+    let text = format!("Ok.<|tool_calls_section_begin|>{}{}<|tool_calls_section_end|>", call(0), call(1));
     check(d, &text, "Ok.", &[("get", paris()), ("get", paris())]);
-    let bare = format!("<|tool_call_begin|>get<|tool_call_argument_begin|>{args}<|tool_call_end|>");
-    check(d, &bare, "", &[("get", paris())]);
+    let without_section =
+        format!("<|tool_call_begin|>get<|tool_call_argument_begin|>{args}<|tool_call_end|>");
+    check(d, &without_section, "", &[("get", paris())]);
     check(d, "a <|tool_call_ b", "a <|tool_call_ b", &[]);
 }
 
@@ -320,7 +321,7 @@ fn arguments_stream_before_the_call_ends() {
 }
 
 #[test]
-fn templates_tell_the_dialect() {
+fn templates_determine_the_dialect() {
     for (mark, dialect) in [
         ("<tool_call>\\n{\"name\"", ToolDialect::Hermes),
         ("<tool_call>{{name}}<arg_key>", ToolDialect::Glm45),

@@ -321,7 +321,7 @@ fn markers_within_a_format_are_text() {
 }
 
 #[test]
-fn what_is_cut_within_a_call_is_no_text() {
+fn a_truncated_call_yields_no_text() {
     for (dialect, marker) in [
         (ToolDialect::Hermes, "<tool_call>"),
         (ToolDialect::Glm45, "<tool_call>"),

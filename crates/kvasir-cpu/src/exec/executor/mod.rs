@@ -69,7 +69,7 @@ pub struct CpuExecutor {
     /// Sampler state by pool row.
     rows: Vec<Mutex<SamplerRow>>,
     memory: Memory,
-    /// The states of recurrent layers; `None` for a model without any.
+    /// The recurrent states; `None` for a model without recurrent layers.
     states: Option<States>,
     /// Tokens of the step, with those in flight resolved.
     tokens: Vec<Token>,
@@ -121,7 +121,8 @@ impl CpuExecutor {
         })
     }
 
-    /// Adds a pool of recurrent states. A model with recurrent layers needs one; others ignore it.
+    /// Adds a pool of recurrent states. Without one, a model with recurrent layers refuses every
+    /// step; other models ignore it.
     pub fn with_states(mut self, states: Option<StateConfig>) -> io::Result<Self> {
         let (program, Limits { tokens, rows, .. }) = (&self.model.program, self.limits);
         let states = states.filter(|_| program.is_recurrent());

@@ -48,7 +48,7 @@ impl CpuExecutor {
     }
 
     /// Checks the state rows and prepares the inputs of recurrent layers. A program without such
-    /// layers ignores the section: a draft model may run the target's plan.
+    /// layers ignores the plan's state section, because a draft model may run its target's plan.
     fn check_states(&mut self, step: &Step) -> Result<(), StepError> {
         if !self.model.program.is_recurrent() {
             return Ok(());
@@ -56,7 +56,7 @@ impl CpuExecutor {
         let Some(states) = &mut self.states else {
             return Err(failed("the executor has no pool of recurrent states".into()));
         };
-        states.check.check(step)?;
+        states.validator.check(step)?;
         states.inputs.clear();
         let section = &step.plan.states;
         for (at, row) in step.batch.rows.iter().enumerate() {

@@ -56,9 +56,9 @@ impl Run<'_> {
     ///
     /// # Safety
     /// All slots that the plan names must exist in their pools, and `writes` must name each once.
-    /// `m` must have been made for the model and as many tokens. The inputs of `states` must have been
-    /// validated. No other thread may write the KV rows that are read, or access those that are
-    /// written or the states, during the call.
+    /// `m` must have been made for the model and as many tokens. `states.inputs` must come from a
+    /// validated step. During the call, no other thread may write the KV rows that are read, or
+    /// access the states or the KV rows that are written.
     pub(crate) unsafe fn all(
         &self,
         m: &mut Memory,

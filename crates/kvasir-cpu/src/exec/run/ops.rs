@@ -7,7 +7,7 @@ use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
 use crate::ops::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::ops::hyper_connection::{HyperWeights, hyper_connection, mix_streams};
-use crate::ops::indexer::{GatedPool, Indexer, select};
+use crate::ops::indexer::{GatedKeyPool, Indexer, select};
 use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
 use crate::rowwise::{RotaryPart, activate, activate_scalar_gate, add, elementwise, norm, rotate, scale};
 use crate::threads::rows::{DisjointRows, for_each_row};
@@ -16,7 +16,7 @@ use kvasir_kv::Token;
 use kvasir_program::{Collective, Holds, KeyPool, Op, RopeId, ValueId, WeightId};
 
 impl Run<'_> {
-    /// Computes row `row` of a row-wise op (norm, gate, scale, add, streams) into `y`.
+    /// Computes row `row` of a row-wise op (norm, gate, scale, add, hyper-connection) into `y`.
     pub(crate) fn row(&self, op: &Op, values: &[Buffer], row: usize, y: &mut [f32]) {
         let (isa, width) = (self.model.isa, y.len());
         let x = |v: ValueId| &self.value(values, v)[row * width..(row + 1) * width];
@@ -144,7 +144,7 @@ impl Run<'_> {
                 let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
                 self.write_kv(None, &[Some((index, x(*k)))]);
                 let gate_bias = |pool: KeyPool| &self.model.vectors[&pool.gate_bias][..];
-                let pool = pool.map(|pool| GatedPool { size: pool.size, gate_bias: gate_bias(pool) });
+                let key_pool = pool.map(|pool| GatedKeyPool { size: pool.size, gate_bias: gate_bias(pool) });
                 let indexer = Indexer {
                     plan: self.plan,
                     pools: self.pools,
@@ -155,7 +155,7 @@ impl Run<'_> {
                     weights: x(*weights),
                     heads: self.width(*weights),
                     top_k: *top_k,
-                    pool,
+                    key_pool,
                 };
                 // SAFETY: the plan's slots were checked, and writes come before reads.
                 let views = unsafe { select(threads, isa, &indexer) };

@@ -5,97 +5,97 @@ use crate::memory::buffer::Buffer;
 use crate::memory::state_pool::StatePool;
 use crate::recurrent::gated_delta::{self, DeltaOperands};
 use crate::recurrent::inputs::StateInputs;
+use crate::recurrent::op_context::OpContext;
 use crate::recurrent::selective_scan::{self, ScanOperands};
 use crate::recurrent::short_conv::{self, ShortConv};
 use crate::recurrent::weights::RecurrentWeights;
 use crate::threads::rows::DisjointRows;
-use kvasir_exec::StateRows;
+use kvasir_exec::StateRowValidator;
 use kvasir_kv::StateConfig;
 use kvasir_program::{Op, Program};
 use std::io;
 
-/// The recurrent states of an executor, with the inputs of the step to them.
+/// The recurrent states of an executor, and the inputs of the current step.
 pub(crate) struct States {
     pub(crate) pool: StatePool,
-    /// Validates the state rows of steps.
-    pub(crate) check: StateRows,
+    pub(crate) validator: StateRowValidator,
     pub(crate) inputs: StateInputs,
-    /// Prepared inputs of one op.
+    /// Scratch memory for the prepared inputs of one op.
     prepared: Buffer,
-    /// A row of zeros: the inputs of a convolution before a sequence's first token.
+    /// Zeros, as the inputs of a convolution before a sequence's first token.
     zeros: Vec<f32>,
 }
 
 impl States {
-    /// States for steps of at most `tokens` tokens in `rows` rows.
+    /// Allocates for steps of at most `tokens` tokens in `rows` rows.
     pub(crate) fn new(
         program: &Program,
         config: StateConfig,
         tokens: usize,
         rows: usize,
     ) -> io::Result<Self> {
-        let width = |op: &Op| match op {
+        let prepared_width = |op: &Op| match op {
             Op::GatedDelta { form, .. } => gated_delta::prepared_width(form),
             Op::SelectiveScan { form, .. } => selective_scan::prepared_width(form),
             _ => 0,
         };
-        let conv = |op: &Op| match op {
+        let conv_width = |op: &Op| match op {
             Op::ShortConv { x, .. } => program.value(*x).width(),
             _ => 0,
         };
         let widest = |of: &dyn Fn(&Op) -> usize| program.ops.iter().map(of).max().unwrap_or(0);
         let replayed = rows.min(config.live as usize).saturating_mul(config.tail_rows as usize);
         let inputs = tokens.saturating_add(replayed);
-        let bytes = widest(&width).saturating_mul(inputs).saturating_mul(4);
+        let bytes = widest(&prepared_width).saturating_mul(inputs).saturating_mul(4);
         Ok(Self {
             pool: StatePool::new(program.state_layout(), config)?,
-            check: StateRows::new(config),
+            validator: StateRowValidator::new(config),
             inputs: StateInputs::default(),
             prepared: Buffer::in_huge_pages(bytes)?,
-            zeros: vec![0.0; widest(&conv)],
+            zeros: vec![0.0; widest(&conv_width)],
         })
     }
 }
 
 impl Run<'_> {
-    /// Runs a recurrent op over all rows; the results of tokens without a recurrence are zeros.
+    /// Runs a recurrent op over all rows. Tokens that are not inputs of the recurrence get zeros.
     ///
     /// # Safety
-    /// The inputs of `states` must be validated, and no other thread may access its pool.
+    /// `states.inputs` must come from a validated step. No other thread may access `states.pool`.
     pub(crate) unsafe fn recurrent(&self, op: &Op, states: &mut States, values: &[Buffer]) {
         let States { pool, inputs, prepared, zeros, .. } = states;
-        let (pool, rows) = (&*pool, &*inputs);
         let x = |value| self.value(values, value);
         let width = self.width(op.out());
         // SAFETY: only this op writes its output now.
         let y = unsafe { self.value_mut(values, op.out()) };
-        for tokens in &rows.without {
+        for tokens in &inputs.skipped {
             y[tokens.start * width..tokens.end * width].fill(0.0);
         }
         let y = DisjointRows::new(y, width);
-        let on = (&*self.model.threads, self.model.isa);
         let Some(state) = op.state() else { return };
         let len = prepared.len() / 4;
         // SAFETY: the buffer is page-aligned and borrowed exclusively; any bytes are floats.
         let prepared =
             unsafe { std::slice::from_raw_parts_mut(prepared.bytes_mut().as_mut_ptr().cast::<f32>(), len) };
-        let (pool, weights) = ((pool, state), &self.model.recurrent[state.0 as usize]);
-        // SAFETY: as the caller vouches.
+        let (threads, isa) = (&*self.model.threads, self.model.isa);
+        let context = OpContext { threads, isa, pool, state, inputs };
+        let weights = &self.model.recurrent[state.0 as usize];
+        // SAFETY: upheld by the caller.
         unsafe {
             match (op, weights) {
                 (Op::ShortConv { x: v, kernel, silu, .. }, RecurrentWeights::Conv(weights)) => {
                     let (kernel, silu, x) = (*kernel, *silu, x(*v));
                     let conv = ShortConv { weights, kernel, silu, width, x, zeros };
-                    short_conv::run(on, pool, rows, &conv, &y);
+                    short_conv::run(&context, &conv, &y);
                 }
                 (Op::GatedDelta { q, k, v, decay, beta, form, .. }, RecurrentWeights::Head(weights)) => {
                     let operands =
                         DeltaOperands { q: x(*q), k: x(*k), v: x(*v), decay: x(*decay), beta: x(*beta) };
-                    gated_delta::run(on, pool, rows, (form, weights), operands, prepared, &y);
+                    gated_delta::run(&context, form, weights, operands, prepared, &y);
                 }
                 (Op::SelectiveScan { x: v, b, c, dt, form, .. }, RecurrentWeights::Head(weights)) => {
                     let operands = ScanOperands { x: x(*v), b: x(*b), c: x(*c), dt: x(*dt) };
-                    selective_scan::run(on, pool, rows, (form, weights), operands, prepared, &y);
+                    selective_scan::run(&context, form, weights, operands, prepared, &y);
                 }
                 _ => {}
             }

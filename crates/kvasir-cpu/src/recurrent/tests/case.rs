@@ -1,9 +1,10 @@
-//! A recurrent op of a random shape with random weights, and operands that follow from tokens.
+//! A recurrent op of a random shape with random weights, and operands generated from token values.
 
 use crate::isa::features::Isa;
 use crate::memory::state_pool::StatePool;
 use crate::recurrent::gated_delta::{self, DeltaOperands};
 use crate::recurrent::inputs::StateInputs;
+use crate::recurrent::op_context::OpContext;
 use crate::recurrent::selective_scan::{self, ScanOperands};
 use crate::recurrent::short_conv::{self, ShortConv};
 use crate::recurrent::weights::{ConvWeights, HeadWeights};
@@ -16,7 +17,7 @@ use kvasir_program::{
 };
 use kvasir_testkit::random::Random;
 
-/// A convolution.
+/// Shape of a short convolution.
 #[derive(Debug)]
 pub(super) struct ConvForm {
     pub(super) kernel: usize,
@@ -24,7 +25,7 @@ pub(super) struct ConvForm {
     pub(super) width: usize,
 }
 
-/// The op.
+/// A recurrent op and its shape.
 #[derive(Debug)]
 pub(super) enum Form {
     Conv(ConvForm),
@@ -49,7 +50,7 @@ pub(super) struct CaseStep<'a> {
     pub(super) isa: Isa,
     pub(super) threads: &'a ThreadPool,
     pub(super) pool: &'a StatePool,
-    pub(super) rows: &'a StateInputs,
+    pub(super) inputs: &'a StateInputs,
     pub(super) tokens: &'a [u64],
 }
 
@@ -58,12 +59,12 @@ fn numbers(random: &mut Random, count: usize) -> Vec<f32> {
 }
 
 impl Case {
-    /// A case of each op.
+    /// One case of each kind of op.
     pub(super) fn all_kinds(random: &mut Random) -> [Self; 3] {
-        let size = |random: &mut Random, sizes: &[usize], most| {
-            if random.chance(60) { random.pick(sizes) } else { random.between(1, most) as usize }
+        let size = |random: &mut Random, sizes: &[usize], max| {
+            if random.chance(60) { random.pick(sizes) } else { random.between(1, max) as usize }
         };
-        let (none, kernel) = (WeightId(0), random.between(1, 5) as usize);
+        let (unused, kernel) = (WeightId(0), random.between(1, 5) as usize);
         let width = size(random, &[64, 128, 1024, 1100], 200);
         let conv = ConvForm { kernel, silu: random.chance(50), width };
         let delta = DeltaForm {
@@ -72,9 +73,9 @@ impl Case {
             key_dim: size(random, &[16, 32, 64], 40),
             value_dim: size(random, &[16, 32, 48, 64], 75),
             head_map: random.pick(&[HeadMap::Grouped, HeadMap::Tiled]),
-            decay: none,
+            decay: unused,
             decay_rate: DecayRate::Rate,
-            dt_bias: none,
+            dt_bias: unused,
             gate: random.pick(&[
                 DecayGate::Head,
                 DecayGate::Channel,
@@ -88,10 +89,10 @@ impl Case {
             head_dim: size(random, &[16, 32, 64], 75),
             groups,
             state_dim: size(random, &[16, 64], 40),
-            decay: none,
+            decay: unused,
             decay_rate: DecayRate::Rate,
-            dt_bias: none,
-            skip: none,
+            dt_bias: unused,
+            skip: unused,
             dt_limits: TimeStepLimits { min: 0.01, max: random.pick(&[None, Some(1.0)]) },
         };
         [Form::Conv(conv), Form::Delta(delta), Form::Scan(scan)].map(|form| Self::new(form, random))
@@ -110,7 +111,7 @@ impl Case {
         Self { form, conv, heads: HeadWeights { rates, dt_bias, skip } }
     }
 
-    /// Numbers per token of each operand.
+    /// Elements per token of each operand.
     fn widths(&self) -> Vec<usize> {
         match &self.form {
             Form::Conv(conv) => vec![conv.width],
@@ -125,7 +126,7 @@ impl Case {
         }
     }
 
-    /// Numbers per token of the result.
+    /// Elements per token of the output.
     pub(super) fn output_width(&self) -> usize {
         match &self.form {
             Form::Conv(conv) => conv.width,
@@ -146,7 +147,7 @@ impl Case {
         operands
     }
 
-    /// A pool of states of this op, filled with numbers that must not be read.
+    /// A pool of states of this op. Slots hold NaN, which exposes reads of unwritten states.
     pub(super) fn pool(&self, config: StateConfig) -> StatePool {
         let facts = match &self.form {
             Form::Conv(conv) => {
@@ -170,12 +171,12 @@ impl Case {
 
     /// Runs one step; returns the outputs of all its tokens.
     pub(super) fn run(&self, step: &CaseStep<'_>) -> Vec<f32> {
-        let CaseStep { isa, threads, pool, rows, tokens } = *step;
+        let CaseStep { isa, threads, pool, inputs, tokens } = *step;
         let x = self.operands(tokens);
         let mut y = vec![0.0; tokens.len() * self.output_width()];
-        let parts = DisjointRows::new(&mut y, self.output_width());
-        let (on, pool) = ((threads, isa), (pool, StateId(0)));
-        // SAFETY: the slots and tails exist, and rows do not share them.
+        let output_rows = DisjointRows::new(&mut y, self.output_width());
+        let context = OpContext { threads, isa, pool, state: StateId(0), inputs };
+        // SAFETY: the slots and tails exist, and no two rows share one that is written.
         unsafe {
             match &self.form {
                 Form::Conv(ConvForm { kernel, silu, width }) => {
@@ -183,19 +184,19 @@ impl Case {
                     let (kernel, silu, width) = (*kernel, *silu, *width);
                     let conv =
                         ShortConv { weights: &self.conv, kernel, silu, width, x: &x[0], zeros: &zeros };
-                    short_conv::run(on, pool, rows, &conv, &parts);
+                    short_conv::run(&context, &conv, &output_rows);
                 }
                 Form::Delta(form) => {
-                    let mut prepared = vec![0.0; gated_delta::prepared_width(form) * rows.inputs];
+                    let mut prepared = vec![0.0; gated_delta::prepared_width(form) * inputs.count];
                     let [q, k, v, decay, beta] = [0, 1, 2, 3, 4].map(|n| &x[n][..]);
                     let operands = DeltaOperands { q, k, v, decay, beta };
-                    gated_delta::run(on, pool, rows, (form, &self.heads), operands, &mut prepared, &parts);
+                    gated_delta::run(&context, form, &self.heads, operands, &mut prepared, &output_rows);
                 }
                 Form::Scan(form) => {
-                    let mut prepared = vec![0.0; selective_scan::prepared_width(form) * rows.inputs];
+                    let mut prepared = vec![0.0; selective_scan::prepared_width(form) * inputs.count];
                     let [x, b, c, dt] = [0, 1, 2, 3].map(|n| &x[n][..]);
                     let operands = ScanOperands { x, b, c, dt };
-                    selective_scan::run(on, pool, rows, (form, &self.heads), operands, &mut prepared, &parts);
+                    selective_scan::run(&context, form, &self.heads, operands, &mut prepared, &output_rows);
                 }
             }
         }

@@ -11,7 +11,7 @@ fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-fn wide(x: &[f32]) -> Vec<f64> {
+fn to_f64(x: &[f32]) -> Vec<f64> {
     x.iter().copied().map(f64::from).collect()
 }
 
@@ -27,15 +27,15 @@ fn product(state: &[f64], x: &[f64], columns: usize) -> Vec<f64> {
 
 impl Case {
     /// Outputs of a whole sequence.
-    pub(super) fn in_f64(&self, tokens: &[u64]) -> Vec<f64> {
-        let x: Vec<Vec<f64>> = self.operands(tokens).iter().map(|x| wide(x)).collect();
+    pub(super) fn reference_outputs(&self, tokens: &[u64]) -> Vec<f64> {
+        let x: Vec<Vec<f64>> = self.operands(tokens).iter().map(|x| to_f64(x)).collect();
         let [rates, dt_bias, skip] =
-            [&self.heads.rates, &self.heads.dt_bias, &self.heads.skip].map(|x| wide(x));
+            [&self.heads.rates, &self.heads.dt_bias, &self.heads.skip].map(|x| to_f64(x));
         let width = self.output_width();
         let mut y = vec![0.0; tokens.len() * width];
         match &self.form {
             Form::Conv(conv) => {
-                let (taps, bias) = (wide(&self.conv.taps), wide(&self.conv.bias));
+                let (taps, bias) = (to_f64(&self.conv.taps), to_f64(&self.conv.bias));
                 for t in 0..tokens.len() {
                     for channel in 0..width {
                         let inputs = (0..conv.kernel).filter(|j| t + 1 + j >= conv.kernel);

@@ -12,10 +12,15 @@ const TAIL_ROW: u64 = 10_000;
 const SLOT: u64 = 1000;
 
 fn dense(bytes: Option<u64>) -> Facts {
-    Facts { max_model_len: 16384, bytes, groups: vec![GroupFacts::full(SLOT)], ..Facts::default() }
+    Facts {
+        max_model_len: 16384,
+        free_bytes: bytes,
+        groups: vec![GroupFacts::full(SLOT)],
+        ..Facts::default()
+    }
 }
 
-/// A model with recurrent states, behind chains of four drafts.
+/// A model with recurrent states and draft chains of four tokens.
 fn hybrid(bytes: Option<u64>) -> Facts {
     let states = GroupFacts { kind: GroupKind::State, slot_bytes: STATE, tail_row_bytes: TAIL_ROW };
     Facts { groups: vec![GroupFacts::full(SLOT), states], longest_draft: 4, ..dense(bytes) }
@@ -50,14 +55,14 @@ fn without_states_all_memory_holds_kv() {
     assert_eq!(slots(dense(Some(1_000_000_000)), &EngineConfig { engines: 2, ..share(0.5) }), 250_000);
     assert_eq!(slots(dense(None), &share(0.5)), 16384, "a sequence of maximum length if unknown");
 
-    let capped = Facts { default_capacity: Some(32768), ..dense(Some(1_000_000_000)) };
+    let capped = Facts { max_default_capacity: Some(32768), ..dense(Some(1_000_000_000)) };
     let division = divided(&capped, &EngineConfig::default());
     assert_eq!((division.slots, division.is_capped, division.states), (32768, true, None));
     assert_eq!(division.to_string(), "32768 slots of K/V in 32.8 MB");
-    let small = Facts { bytes: Some(20_000_000), ..capped.clone() };
+    let small = Facts { free_bytes: Some(20_000_000), ..capped.clone() };
     let division = divided(&small, &EngineConfig::default());
     assert_eq!((division.slots, division.is_capped), (18_000, false));
-    assert!(!divided(&Facts { bytes: None, ..capped }, &EngineConfig::default()).is_capped);
+    assert!(!divided(&Facts { free_bytes: None, ..capped }, &EngineConfig::default()).is_capped);
     assert!(error(&dense(Some(10_000)), &whole()).contains("no room for a block of 16 slots of 1.0 kB"));
 }
 
@@ -132,34 +137,35 @@ fn given_state_options_replace_the_defaults() {
 
 #[test]
 fn default_capacity_bounds_checkpoints() {
-    let facts = Facts { default_capacity: Some(32768), ..hybrid(Some(100_000_000_000)) };
+    let facts = Facts { max_default_capacity: Some(32768), ..hybrid(Some(100_000_000_000)) };
     let division = divided(&facts, &whole());
     assert_eq!((division.slots, division.is_capped), (32768, true));
     // One checkpoint per 256 slots.
     assert_eq!((division.states.unwrap().config.checkpoints, states(&facts, &whole()).live), (128, 512));
-    let small = Facts { default_capacity: Some(256), ..facts };
+    let small = Facts { max_default_capacity: Some(256), ..facts };
     assert_eq!(states(&small, &whole()).checkpoints, 4);
     assert_eq!(states(&small, &whole()).live, 16, "a block per sequence");
 }
 
 #[test]
-fn given_capacity_is_taken_first() {
+fn kv_capacity_is_allocated_before_states() {
     let facts = hybrid(Some(100_000_000));
     let capacity = |slots| EngineConfig { kv_capacity: Some(slots), ..EngineConfig::default() };
-    // Of 40 MB beside K/V, an eighth of all memory goes to checkpoints.
+    // K/V leaves 40 MB. Checkpoints get an eighth of all memory, 12.5 MB.
     let division = divided(&facts, &capacity(60_000));
     assert_eq!((division.slots, division.states.unwrap().config.checkpoints), (60_000, 12));
     assert_eq!(states(&facts, &capacity(60_000)).live, (28_000_000 / 1_040_000) as u32);
     assert_eq!(states(&facts, &EngineConfig { max_num_seqs: Some(3), ..capacity(60_000) }).live, 3);
-    // Half of the 10 MB beside K/V.
+    // K/V leaves 10 MB. Checkpoints get half of it.
     assert_eq!(
         (states(&facts, &capacity(90_000)).checkpoints, states(&facts, &capacity(90_000)).live),
         (5, 4)
     );
 
     let full = error(&facts, &capacity(99_000));
-    let numbers = "the weights leave 100.0 MB for K/V and recurrent states, less than one sequence needs: 4 checkpoints of \
-                   1.0 MB each, a live state of 1.0 MB and 99000 slots of K/V of 1.0 kB each";
+    let numbers = "the weights leave 100.0 MB for K/V and recurrent states, less than one sequence needs: \
+                   4 checkpoints of 1.0 MB each, a live state of 1.0 MB and 99000 slots of K/V of 1.0 kB \
+                   each";
     assert_eq!(full, format!("kv_capacity 99000 cannot be combined with overcommit off: {numbers}"));
     let none = EngineConfig { state_memory: Some(0), ..capacity(98_000) };
     assert_eq!((states(&facts, &none).live, states(&facts, &none).checkpoints), (1, 0));
@@ -167,7 +173,7 @@ fn given_capacity_is_taken_first() {
     let two = EngineConfig { engines: 2, ..capacity(60_000) };
     assert!(error(&facts, &two).contains("the weights leave 50.0 MB"));
 
-    // Beyond the memory, states take at most as much as K/V.
+    // With overcommit, states take at most as much as K/V.
     let overcommitted = EngineConfig { overcommit: true, ..capacity(200_000) };
     let config = states(&facts, &overcommitted);
     assert_eq!((config.live, config.checkpoints), ((200_000_000 / 1_040_000) as u32, 200));
@@ -185,7 +191,8 @@ fn less_than_one_sequence_is_refused_with_its_numbers() {
     let division = divided(&hybrid(Some(least)), &whole());
     assert_eq!((division.slots, division.bytes()), (16, least));
     let numbers = "memory_utilization 1 leaves 5.1 MB for K/V and recurrent states, less than one sequence \
-                   needs: 4 checkpoints of 1.0 MB each, a live state of 1.0 MB and 16 slots of K/V of 1.0 kB each";
+                   needs: 4 checkpoints of 1.0 MB each, a live state of 1.0 MB and 16 slots of K/V of 1.0 kB \
+                   each";
     assert_eq!(error(&hybrid(Some(least - 1)), &whole()), numbers);
     let no_checkpoints = EngineConfig { state_memory: Some(0), ..whole() };
     assert_eq!(states(&hybrid(Some(least - 1)), &no_checkpoints).checkpoints, 0);
@@ -213,7 +220,7 @@ fn division_never_exceeds_the_memory() {
         facts.groups[0].slot_bytes = power(&mut random, 20);
         facts.max_model_len = random.between(2, 50_000);
         facts.longest_draft = random.below(20) as u32;
-        facts.default_capacity = random.one_in(2).then(|| random.between(16, 100_000));
+        facts.max_default_capacity = random.one_in(2).then(|| random.between(16, 100_000));
         if random.one_in(2) {
             let (slot_bytes, tail_row_bytes) = (power(&mut random, 28), power(&mut random, 16));
             facts.groups.push(GroupFacts { kind: GroupKind::State, slot_bytes, tail_row_bytes });

@@ -35,8 +35,8 @@ pub(crate) struct Grant {
 /// The cache sequence of a sibling's leader, and the number of prompt tokens to fork from it.
 pub(crate) type Fork = Option<(SeqId, u32)>;
 
-/// A hit that covers all that was looked up.
-fn whole_hit(tokens: u32) -> Hit {
+/// A prefix hit that covers the whole lookup.
+fn full_hit(tokens: u32) -> Hit {
     Hit { tokens, matched: tokens, ..Hit::default() }
 }
 
@@ -58,16 +58,16 @@ impl KvManager {
     /// cache. Cost: may hash or compare the whole prompt.
     fn find_prefix(&mut self, sequence: &mut Sequence, fork: Fork) -> Hit {
         if let Some((leader, tokens)) = fork {
-            // With recurrent states, the fork ends at the last state.
+            // With recurrent states, the fork ends at the last stored state.
             let floor = self.cache.rewind().and_then(|capability| capability.rewind_floor(leader, tokens));
-            return whole_hit(floor.unwrap_or(0).max(self.base));
+            return full_hit(floor.unwrap_or(0).max(self.base));
         }
         // Prompt log-probabilities need logits, which cached tokens do not produce.
         match self.cache.prefix() {
             Ok(prefix) if self.has_prefix && !sequence.wants_scores() => {
                 prefix.lookup(sequence.tokens.gather(), sequence.cold.params.salt)
             }
-            _ => whole_hit(self.base),
+            _ => full_hit(self.base),
         }
     }
 
@@ -90,15 +90,15 @@ impl KvManager {
         }
     }
 
-    /// A hit of `tokens` retained tokens of the request's session, beside what was `found` in the
-    /// prefix cache.
+    /// A hit of `tokens` retained tokens of the request's session. `found` is the prefix-cache hit,
+    /// which is not longer; its reason applies if both have the same length.
     fn retained_hit(&self, sequence: &Sequence, tokens: u32, found: Hit) -> Hit {
         let retained = self.retained.matched(sequence);
-        let most = sequence.len().saturating_sub(1) / self.block() * self.block();
-        let short = if tokens >= most {
+        let max_hit = sequence.len().saturating_sub(1) / self.block() * self.block();
+        let short = if tokens >= max_hit {
             None
         } else if retained > tokens {
-            // The sequence has no state at a later length, or the policy uses only part of it.
+            // The retained sequence has no state at a greater length, or the policy limits the hit.
             self.cache.shape().groups.states().map(|_| ShortHit::NoCheckpoint)
         } else if found.tokens == tokens && self.has_prefix {
             found.short
@@ -109,11 +109,11 @@ impl KvManager {
         Hit { tokens, matched: found.matched.max(retained), short, other_salt, ..Hit::default() }
     }
 
-    /// What the client and the operator learn of an attached hit.
+    /// The match that an attached hit reports, with the reason that its client may see.
     pub(crate) fn prefix_match(&self, sequence: &Sequence, hit: Hit) -> PrefixMatch {
         let Hit { matched, short, other_salt, .. } = hit;
         let key = sequence.cold.params.key;
-        let public_short = short.map(|short| self.salt_keys.public(short, other_salt, key));
+        let public_short = short.map(|short| self.salt_keys.public_reason(short, other_salt, key));
         PrefixMatch { matched, short, public_short }
     }
 
@@ -197,7 +197,7 @@ impl KvManager {
         if grant.retained == 0 && opened.is_none() && self.retained.len() == 0 {
             return Err(DeferReason::CacheSequences);
         }
-        self.salt_keys.note(sequence.cold.params.salt, sequence.cold.params.key);
+        self.salt_keys.record(sequence.cold.params.salt, sequence.cold.params.key);
         self.retained.evict_victims(&mut *self.cache);
         self.demote_retained(sequence, grant);
         let session = sequence.cold.params.session;

@@ -136,12 +136,13 @@ impl KvManager {
         self.retained.recount_slots(&mut *self.cache);
     }
 
-    /// Most draft tokens of a chain that a claim may have.
-    pub(crate) fn max_chain(&self) -> u32 {
+    /// Maximum draft tokens per claim.
+    pub(crate) fn max_draft_chain(&self) -> u32 {
         self.cache.shape().states.map_or(u32::MAX, |states| states.tail_rows)
     }
 
-    /// Whether the model has recurrent states, whose positions a cache stores at checkpoints only.
+    /// Whether the model has recurrent states, to which a sequence can be rewound only at
+    /// checkpoints.
     pub(crate) fn has_states(&self) -> bool {
         self.cache.shape().states.is_some()
     }
@@ -244,15 +245,15 @@ impl KvManager {
         debug_assert!(marked.is_ok(), "{marked:?}");
     }
 
-    /// Marks the end of a finished answer.
-    pub(crate) fn mark_end(&mut self, sequence: &Sequence) {
+    /// Marks the end of a finished answer, from which the next turn of its conversation continues.
+    pub(crate) fn mark_answer_end(&mut self, sequence: &Sequence) {
         if let Some(seq) = sequence.cache.filter(|_| self.has_states()) {
             let marked = self.cache.mark_checkpoints(seq, &[sequence.computed]);
             debug_assert!(marked.is_ok(), "{marked:?}");
         }
     }
 
-    /// Sets the costs by which the cache evicts checkpoints, once they are known.
+    /// Sets the costs by which the cache evicts checkpoints. Ignored while both costs are 0.
     pub(crate) fn set_recompute_costs(&mut self, costs: Costs) {
         let clamped = |ns: u64| u32::try_from(ns).unwrap_or(u32::MAX);
         let costs = RecomputeCosts { token: clamped(costs.token_ns), depth: clamped(costs.depth_ns) };
@@ -261,9 +262,9 @@ impl KvManager {
         }
     }
 
-    /// Whether a computed block that is not published ends at a mark of the request: a checkpoint is
-    /// found through its published block only.
-    fn passes_mark(&self, sequence: &Sequence) -> bool {
+    /// Whether an unpublished computed block ends at a mark of the request. Lookups find a
+    /// checkpoint only through its published block.
+    fn has_unpublished_mark(&self, sequence: &Sequence) -> bool {
         let is_new = |mark: &Position| {
             let boundary = mark / self.block() * self.block();
             boundary > sequence.published && boundary <= sequence.computed
@@ -272,11 +273,11 @@ impl KvManager {
     }
 
     /// Publishes the computed whole blocks of a sequence to the prefix cache. Under
-    /// `PublishAt::Milestones` only if `milestone`, or if a mark was passed.
+    /// `PublishAt::Milestones` only if `milestone`, or if an unpublished block ends at a mark.
     pub(crate) fn publish(&mut self, sequence: &mut Sequence, milestone: bool) {
         let wanted = match self.publish_at {
             PublishAt::EveryBlock => true,
-            PublishAt::Milestones => milestone || self.passes_mark(sequence),
+            PublishAt::Milestones => milestone || self.has_unpublished_mark(sequence),
         };
         let Some(seq) = sequence.cache else { return };
         if !self.has_prefix || !wanted || sequence.computed < sequence.published + self.block() {

@@ -13,13 +13,13 @@ const GENERATION: usize = 4096;
 pub(crate) struct SaltKeys {
     newer: HashMap<u64, u64>,
     older: HashMap<u64, u64>,
-    /// Whether a request had an API key.
+    /// Whether any request has had an API key.
     has_keys: bool,
 }
 
 impl SaltKeys {
     /// Records that a request of `key` uses `salt`.
-    pub(crate) fn note(&mut self, salt: u64, key: u64) {
+    pub(crate) fn record(&mut self, salt: u64, key: u64) {
         self.has_keys |= key != 0;
         if self.newer.len() >= GENERATION && !self.newer.contains_key(&salt) {
             self.older = std::mem::take(&mut self.newer);
@@ -27,9 +27,9 @@ impl SaltKeys {
         self.newer.insert(salt, key);
     }
 
-    /// The reason that a client of `key` may know. An unknown salt counts as that of another key,
-    /// unless no request has a key.
-    pub(crate) fn public(&self, short: ShortHit, other_salt: u64, key: u64) -> ShortHit {
+    /// The reason that a client of `key` may see. A salt that is not recorded counts as another
+    /// key's, unless no request has had a key.
+    pub(crate) fn public_reason(&self, short: ShortHit, other_salt: u64, key: u64) -> ShortHit {
         let owner = || self.newer.get(&other_salt).or_else(|| self.older.get(&other_salt));
         match short {
             ShortHit::OtherKey if self.has_keys && owner() != Some(&key) => ShortHit::NeverComputed,
@@ -43,20 +43,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_salts_are_told_to_their_own_key_only() {
+    fn a_cached_salt_is_reported_to_its_own_key_only() {
         let mut keys = SaltKeys::default();
         let other_key = ShortHit::OtherKey;
-        keys.note(10, 0);
-        assert_eq!(keys.public(other_key, 11, 0), other_key, "no request has a key");
-        keys.note(20, 1);
-        keys.note(21, 1);
-        assert_eq!(keys.public(other_key, 21, 1), other_key);
+        keys.record(10, 0);
+        assert_eq!(keys.public_reason(other_key, 11, 0), other_key, "no request has a key");
+        keys.record(20, 1);
+        keys.record(21, 1);
+        assert_eq!(keys.public_reason(other_key, 21, 1), other_key);
         for (salt, key) in [(20, 2), (10, 1), (99, 1), (20, 0)] {
-            assert_eq!(keys.public(other_key, salt, key), ShortHit::NeverComputed, "{salt} for {key}");
+            assert_eq!(keys.public_reason(other_key, salt, key), ShortHit::NeverComputed, "{salt} for {key}");
         }
-        assert_eq!(keys.public(ShortHit::Evicted, 20, 2), ShortHit::Evicted);
-        (0..2 * GENERATION as u64).for_each(|salt| keys.note(1000 + salt, 3));
-        assert_eq!(keys.public(other_key, 20, 1), ShortHit::NeverComputed, "the salt is forgotten");
+        assert_eq!(keys.public_reason(ShortHit::Evicted, 20, 2), ShortHit::Evicted);
+        (0..2 * GENERATION as u64).for_each(|salt| keys.record(1000 + salt, 3));
+        assert_eq!(keys.public_reason(other_key, 20, 1), ShortHit::NeverComputed, "the salt is forgotten");
         assert!(keys.newer.len() + keys.older.len() <= 2 * GENERATION);
     }
 }

@@ -184,7 +184,7 @@ impl HashIndex {
         self.published += 1;
     }
 
-    /// Evicts a published block: forgets its content.
+    /// Evicts a published block: removes it from the index.
     fn unlink(&mut self, block: BlockId) {
         let content = std::mem::take(&mut self.contents[block as usize]);
         // Blocks of equal content are adjacent in the linked list.
@@ -302,7 +302,7 @@ impl Index for HashIndex {
     }
 
     fn explain(&mut self, miss: Miss<'_>) -> MissReason {
-        // A block whose parent was evicted stays published, but its parent's number is gone.
+        // A block whose parent was evicted stays published, but no lookup reaches it.
         self.history.explain(miss, |hash| self.heads.contains_key(&hash))
     }
 

@@ -305,15 +305,16 @@ impl StateGroup {
         }
     }
 
-    /// The greatest block boundary up to `to` at which the sequence has a checkpoint that is written.
-    /// Seals the live state if it is at a block boundary up to `to`.
+    /// The greatest block boundary up to `to` at which the sequence has a checkpoint that no step
+    /// in flight writes; 0 without one. Seals the live state if it is at a block boundary up to
+    /// `to`.
     pub(crate) fn checkpoint_floor(&mut self, seq: SeqId, to: Position) -> Result<Position, CacheError> {
         let spacing = self.spacing;
         let is_usable = |position: Position| position <= to && position == spacing.floor(position);
         if self.seqs.get(seq)?.live.is_some_and(|live| is_usable(live.position)) {
             self.seal(seq);
         }
-        let unwritten = self.in_flight.written_slots(seq);
+        let unwritten = self.in_flight.pending_writes(seq);
         let is_candidate = |checkpoint: &Checkpoint| {
             is_usable(checkpoint.position)
                 && self.ledger.is_current(checkpoint)
@@ -364,7 +365,7 @@ impl StateGroup {
         self.release_idle_tail(seq);
     }
 
-    /// Releases the tail of a sequence without an unsealed live state.
+    /// Releases the tail of a sequence if it has no unsealed live state.
     pub(crate) fn release_idle_tail(&mut self, seq: SeqId) {
         if self.seqs.get(seq).is_ok_and(|sequence| sequence.live.is_none_or(|live| live.is_sealed)) {
             self.release_tail(seq);

@@ -68,9 +68,9 @@ impl StatesInFlight {
         if is_newest { self.steps.pop_back() } else { None }
     }
 
-    /// The slots that steps in flight write for a sequence. Their content is unknown until then: a
-    /// step may fail.
-    pub(crate) fn written_slots(&self, seq: SeqId) -> Vec<Slot> {
+    /// The slots that steps in flight write for a sequence. Their content is undefined until the
+    /// step retires, because it may fail.
+    pub(crate) fn pending_writes(&self, seq: SeqId) -> Vec<Slot> {
         let mut slots = Vec::new();
         for flight in &self.steps {
             for row in flight.rows.iter().filter(|row| row.seq == seq) {

@@ -1,8 +1,8 @@
 //! Shared checkpoints of `StateGroup`: forks share those of their source, and later prompts find
 //! them through the anchors of published blocks.
 //!
-//! Only checkpoints that are written are shared. After accepted drafts, a step in flight may still
-//! write one at or below the retired length, and it may fail.
+//! A checkpoint is shared only if no step in flight writes it. After accepted drafts, a step in
+//! flight may store a checkpoint at or below the retired length, and that step may fail.
 
 use crate::contract::group::Anchor;
 use crate::contract::ids::{Position, SeqId};
@@ -21,7 +21,7 @@ impl StateGroup {
             self.seal(src);
         }
         let Ok(source) = self.seqs.get(src) else { return 0 };
-        let unwritten = self.in_flight.written_slots(src);
+        let unwritten = self.in_flight.pending_writes(src);
         let is_written = |checkpoint: &Checkpoint| {
             self.ledger.is_current(checkpoint) && !unwritten.contains(&checkpoint.slot)
         };
@@ -52,7 +52,7 @@ impl StateGroup {
         last.map_or(0, |last| last as u32 + 1)
     }
 
-    /// Why none of these anchors has a checkpoint.
+    /// Why none of the blocks with these anchors has a checkpoint.
     pub(crate) fn miss_reason(&self, anchors: &[Anchor]) -> ShortHit {
         if anchors.iter().any(|&anchor| self.ledger.was_evicted(anchor)) {
             ShortHit::Evicted
@@ -73,7 +73,7 @@ impl StateGroup {
         let block_size = self.spacing.block_size;
         let Self { ledger, seqs, in_flight, .. } = self;
         let Some(sequence) = seqs.get_mut(seq) else { return };
-        let unwritten = in_flight.written_slots(seq);
+        let unwritten = in_flight.pending_writes(seq);
         let live_slot = sequence.live.map(|live| live.slot);
         for checkpoint in &mut sequence.checkpoints {
             // A fork may have sealed a live state inside a block.

@@ -1,6 +1,6 @@
 //! Metadata and tensors of GLM-5-next in GGUF.
 
-use crate::arch::glm5_next::linear_layers;
+use crate::arch::glm5_next::is_kda_by_layer;
 use crate::error::{ProgramError, Result};
 use crate::gguf::kimi_delta::{read_delta, write_delta};
 use crate::gguf::reader::ConfigReader;
@@ -41,9 +41,9 @@ pub(crate) const TRANSFORMS: &[StoredAs] = &[
     StoredAs { tensors: "self_attn.A_log", transform: Transform::DecayRate { column: false } },
 ];
 
-/// KDA layers, and the pools of the indexer.
-pub(crate) const POOLS: &[Rule] = &[
-    Rule::Code { read: read_delta, write: |w| write_delta(w, &linear_layers(w.config)?) },
+/// Metadata of KDA layers and of the indexer's key pools.
+pub(crate) const KDA_AND_KEY_POOLS: &[Rule] = &[
+    Rule::Code { read: read_delta, write: |w| write_delta(w, &is_kda_by_layer(w.config)?) },
     Rule::count("attention.indexer.kpool", "index_kpool", Absent::Fail),
     Rule::flag(
         "attention.indexer.kpool_select_tail",
@@ -54,52 +54,52 @@ pub(crate) const POOLS: &[Rule] = &[
     Rule::Implied { config: "mla_use_nope", value: Constant::Flag(true) },
 ];
 
-/// Hyper-connections, and the limit of SwiGLU operands.
-pub(crate) const HYPER: &[Rule] = &[
+/// Metadata of hyper-connections, and of the limit of SwiGLU operands.
+pub(crate) const HYPER_CONNECTIONS: &[Rule] = &[
     Rule::count("hyper_connection.count", "hc_mult", Absent::Fail),
     Rule::count("hyper_connection.sinkhorn_iterations", "hc_sinkhorn_iters", Absent::Fail),
     Rule::float("hyper_connection.epsilon", "hc_eps", Absent::Fail),
-    Rule::Code { read: read_limit, write: write_limit },
+    Rule::Code { read: read_swiglu_limit, write: write_swiglu_limit },
 ];
 
-const TYPES: &str = "attention.indexer.types";
+const INDEXER_TYPES: &str = "attention.indexer.types";
 
 fn read_indexer_types(r: &mut ConfigReader<'_>) -> Result<()> {
-    let types = r.file.value(TYPES);
+    let types = r.file.value(INDEXER_TYPES);
     let types = types.as_ref().and_then(Json::as_array).map(Vec::as_slice).unwrap_or_default();
     if types.iter().any(|is_full| is_full.as_bool() == Some(false)) {
         return Err(ProgramError::metadata(
-            TYPES,
+            INDEXER_TYPES,
             "shares selections between layers, which is not supported",
         ));
     }
     Ok(())
 }
 
-/// The norm of the indexer's keys is a LayerNorm with an epsilon of its own.
+/// The LayerNorm of the indexer's keys has its own epsilon.
 fn write_indexer_norm(w: &mut MetadataWriter<'_>) -> Result<()> {
     w.float("attention.layer_norm_epsilon", 1e-6);
     Ok(())
 }
 
-/// Limits of routed and shared experts; GGUF may list them by layer.
-const LIMITS: [&str; 2] = ["swiglu_clamp_exp", "swiglu_clamp_shexp"];
+/// Keys of the limits of routed and shared experts; GGUF may list a limit per layer.
+const SWIGLU_LIMITS: [&str; 2] = ["swiglu_clamp_exp", "swiglu_clamp_shexp"];
 
-fn read_limit(r: &mut ConfigReader<'_>) -> Result<()> {
-    let [experts, shared] = LIMITS.map(|key| r.number(key));
+fn read_swiglu_limit(r: &mut ConfigReader<'_>) -> Result<()> {
+    let [experts, shared] = SWIGLU_LIMITS.map(|key| r.number(key));
     if let (Some(experts), Some(shared)) = (&experts, &shared)
         && experts != shared
     {
-        return Err(ProgramError::metadata(LIMITS[1], "differs from that of routed experts"));
+        return Err(ProgramError::metadata(SWIGLU_LIMITS[1], "differs from the limit of routed experts"));
     }
     let limit = experts.filter(|limit| limit.as_f64().is_some_and(|limit| limit > 0.0));
     r.set("swiglu_limit", limit.unwrap_or(Json::Null));
     Ok(())
 }
 
-fn write_limit(w: &mut MetadataWriter<'_>) -> Result<()> {
+fn write_swiglu_limit(w: &mut MetadataWriter<'_>) -> Result<()> {
     if let Some(limit) = w.config.opt_float("swiglu_limit")? {
-        LIMITS.into_iter().for_each(|key| w.float(key, limit));
+        SWIGLU_LIMITS.into_iter().for_each(|key| w.float(key, limit));
     }
     Ok(())
 }

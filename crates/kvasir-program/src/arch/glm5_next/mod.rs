@@ -1,5 +1,5 @@
 //! GLM-5-next (GLM-5.3-Flash): Kimi Delta Attention (KDA) with bounded decays in most layers, MLA
-//! without RoPE over selected pools of tokens in the others, and hyper-connections between residual
+//! without RoPE over selected key pools in the others, and hyper-connections between residual
 //! streams.
 
 pub(crate) mod metadata;
@@ -8,11 +8,11 @@ use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::config_defaults::{fill, is_missing};
 use crate::arch::glm4_moe_lite::check_dense_layers;
-use crate::arch::glm5_next::metadata::{HYPER, POOLS, TENSORS, TRANSFORMS};
-use crate::blocks::decoder::{Norms, decoder_of_streams};
+use crate::arch::glm5_next::metadata::{HYPER_CONNECTIONS, KDA_AND_KEY_POOLS, TENSORS, TRANSFORMS};
+use crate::blocks::decoder::{Norms, multi_stream_decoder};
 use crate::blocks::grouped::Grouped;
 use crate::blocks::hyper_connection::HyperConnections;
-use crate::blocks::kimi_delta::{KimiDelta, LINEAR, kda_layers};
+use crate::blocks::kimi_delta::{KimiDelta, LINEAR_ATTN_CONFIG, kda_layers};
 use crate::blocks::latent::Latent;
 use crate::builder::Builder;
 use crate::builder::config::Config;
@@ -36,7 +36,16 @@ pub(crate) static GLM5_NEXT: Architecture = Architecture {
         claims: |_| true,
         tensors: TENSORS,
         transforms: TRANSFORMS,
-        rules: &[EXPERTS, EXPERT_WIDTH, SIGMOID_SCORES, GROUPED, LATENT, INDEXER, POOLS, HYPER],
+        rules: &[
+            EXPERTS,
+            EXPERT_WIDTH,
+            SIGMOID_SCORES,
+            GROUPED,
+            LATENT,
+            INDEXER,
+            KDA_AND_KEY_POOLS,
+            HYPER_CONNECTIONS,
+        ],
     },
     models: "GLM-5.3-Flash (text)",
     specifics: "Kimi Delta Attention, MLA over selected pools of tokens, hyper-connections",
@@ -54,13 +63,13 @@ fn defaults(config: &mut Map<String, Json>) {
     if is_missing(config, "qk_rope_head_dim") {
         config.insert("qk_rope_head_dim".to_owned(), 0.into());
     }
-    if let Some(Json::Object(linear)) = config.get_mut(LINEAR) {
+    if let Some(Json::Object(linear)) = config.get_mut(LINEAR_ATTN_CONFIG) {
         linear.entry("gate_lower_bound").or_insert((-5.0).into());
     }
 }
 
-/// Whether each layer is KDA: as `layer_types` says, else by the lists of `linear_attn_config`.
-pub(crate) fn linear_layers(c: Config<'_>) -> Result<Vec<bool>> {
+/// Whether each layer is KDA, from `layer_types` or else from the lists of `linear_attn_config`.
+pub(crate) fn is_kda_by_layer(c: Config<'_>) -> Result<Vec<bool>> {
     let kinds = [("linear_attention", true), ("full_attention", false), ("indexed_attention", false)];
     match c.by_layer_kind("layer_types", c.number("num_hidden_layers")?, kinds)? {
         Some(listed) => Ok(listed),
@@ -72,49 +81,49 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     check_supported(c)?;
     check_dense_layers(c)?;
-    let (norms, is_kda) = (Norms::rms(c)?, linear_layers(c)?);
+    let (norms, is_kda) = (Norms::rms(c)?, is_kda_by_layer(c)?);
     let (connections, delta) = (HyperConnections::read(c)?, KimiDelta::read(c)?);
-    let latent = Latent::read(c)?.with_eps(norms.eps).pooled(c)?;
+    let latent = Latent::read(c)?.with_eps(norms.eps).with_pooled_indexer(c)?;
     let mut experts = Grouped::read(c)?;
     if let Some(limit) = c.opt_positive("swiglu_limit")? {
         experts = experts.with_activation(Activation::LimitedSwiglu { limit: limit as f32 });
     }
     permit_prediction_layers(b)?;
-    decoder_of_streams(b, connections.streams, norms, |b, i, x| {
+    multi_stream_decoder(b, connections.streams, norms, |b, i, x| {
         let p = format!("model.layers.{i}.");
-        let x = connections.around(b, &format!("{p}hc_attn"), x, |b, h| {
+        let x = connections.wrap(b, &format!("{p}hc_attn"), x, |b, h| {
             let h = norms.row(b, h, &format!("{p}input_layernorm"))?;
             if is_kda[i] { delta.build(b, i, h) } else { latent.build(b, i, h, None) }
         })?;
-        connections.around(b, &format!("{p}hc_ffn"), x, |b, h| {
+        connections.wrap(b, &format!("{p}hc_ffn"), x, |b, h| {
             let h = norms.row(b, h, &format!("{p}post_attention_layernorm"))?;
             experts.build(b, i, h)
         })
     })
 }
 
-/// Permits the tensors of prediction layers (MTP), which do not run.
+/// Lets the checkpoint contain tensors of prediction layers (MTP), which this program does not run.
 fn permit_prediction_layers(b: &mut Builder<'_>) -> Result<()> {
     let (layers, extra) =
         (b.config.number("num_hidden_layers")?, b.config.count("num_nextn_predict_layers")?);
     let is_extra = |name: &&String| {
-        let number = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-        let number = number.and_then(|(number, _)| number.parse::<usize>().ok());
-        number.is_some_and(|number| (layers..layers.saturating_add(extra)).contains(&number))
+        let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
+        layer.is_some_and(|layer| (layers..layers.saturating_add(extra)).contains(&layer))
     };
     let names = b.source.tensors.iter().flat_map(|tensors| tensors.keys());
     b.unread.extend(names.filter(is_extra).cloned());
     Ok(())
 }
 
-/// Refuses what the class can say and no published model does.
+/// Rejects settings that the config permits but no published model uses.
 fn check_supported(c: Config<'_>) -> Result<()> {
     for (key, default) in [("mhc", true), ("mla_use_nope", true), ("index_kpool_always_select_tail", true)] {
         if !c.flag_or(key, default)? {
             return Err(c.bad(key, "is false, only true is supported"));
         }
     }
-    if let Some(linear) = c.object(LINEAR)?
+    if let Some(linear) = c.object(LINEAR_ATTN_CONFIG)?
         && !linear.flag_or("safe_gate", true)?
     {
         return Err(linear.bad("safe_gate", "is false, only true is supported"));

@@ -91,7 +91,7 @@ pub struct AnswerOutcome {
     pub cached: u32,
     /// Prompt tokens that matched cached K/V.
     pub matched: u32,
-    /// Why the prefix hit was short, as far as the client may know.
+    /// Why the prefix hit was short; does not reveal prompts of other API keys.
     pub cache_end: Option<ShortHit>,
     /// Tokens that context shifts have dropped from the context.
     pub dropped: u32,

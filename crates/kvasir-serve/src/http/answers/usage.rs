@@ -13,7 +13,7 @@ pub(crate) struct Usage {
     pub(crate) cached: u64,
     /// Prompt tokens that matched cached K/V.
     pub(crate) matched: u64,
-    /// The short prefix hit with the most missing tokens: their number, and the reason.
+    /// The short prefix hit with the most uncached tokens: their number, and the reason.
     pub(crate) short: Option<(u32, ShortHit)>,
     /// Answer tokens.
     pub(crate) completion: u64,
@@ -27,13 +27,13 @@ pub(crate) struct Usage {
 impl Usage {
     /// Adds an ended answer; a prompt counts once, with its first answer.
     pub(crate) fn add(self, first: bool, ended: &AnswerOutcome) -> Self {
-        let once = |n: u32| if first { u64::from(n) } else { 0 };
+        let of_prompt = |n: u32| if first { u64::from(n) } else { 0 };
         let missing = ended.prompt.saturating_sub(ended.cached);
         let short = ended.cache_end.filter(|_| first).map(|short| (missing, short));
         Self {
-            prompt: self.prompt + once(ended.prompt),
-            cached: self.cached + once(ended.cached),
-            matched: self.matched + once(ended.matched),
+            prompt: self.prompt + of_prompt(ended.prompt),
+            cached: self.cached + of_prompt(ended.cached),
+            matched: self.matched + of_prompt(ended.matched),
             short: self.short.max(short),
             completion: self.completion + u64::from(ended.tokens),
             reasoning: self.reasoning + u64::from(ended.reasoning),
@@ -42,7 +42,7 @@ impl Usage {
         }
     }
 
-    /// Details of the prompt's tokens; `cache_end` only for a short prefix hit.
+    /// Token details of the prompt, with `cache_end` for a short prefix hit.
     pub(crate) fn prompt_details(self) -> Value {
         let mut details = json!({"cached_tokens": self.cached, "matched_tokens": self.matched});
         if let Some((_, short)) = self.short {
@@ -51,7 +51,7 @@ impl Usage {
         details
     }
 
-    /// Details of the answer's tokens; drafts only if there were some.
+    /// Token details of the answer, with draft counts if drafts were verified.
     pub(crate) fn details(self) -> Value {
         let mut details = json!({"reasoning_tokens": self.reasoning});
         if self.drafted > 0 {

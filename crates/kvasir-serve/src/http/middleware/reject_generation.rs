@@ -8,8 +8,8 @@ use axum::{
 };
 use std::sync::Arc;
 
-/// If the model is an encoder, answers with an error that names the supported routes. Only for
-/// routes of generation.
+/// If the model is an encoder, answers with an error that names the supported routes. A layer of
+/// the generation routes only.
 pub(crate) async fn reject_generation(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     match app.model.facts.encoder {
         Some(encoder) => encoder.generation_error(&app.model.name).into_response(),

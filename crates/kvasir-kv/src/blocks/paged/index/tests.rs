@@ -3,8 +3,8 @@
 use crate::blocks::paged::index::*;
 use crate::shared::tail_buffered::TailBuffered;
 
-/// A hash under which everything collides.
-fn weak(_: Option<u64>, _: &[Token], _: &mut Vec<u64>) -> u64 {
+/// A hash under which all blocks collide.
+fn constant_hash(_: Option<u64>, _: &[Token], _: &mut Vec<u64>) -> u64 {
     7
 }
 
@@ -13,7 +13,8 @@ fn index(blocks: u32, hash: HashFn) -> HashIndex {
     HashIndex::with_hash(&config, hash).unwrap()
 }
 
-fn leave(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
+/// Takes blocks for `tokens`, publishes them, and returns them.
+fn publish(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
     let mut table = Vec::new();
     index.take_all(tokens.len() as u32 / 2, |run| table.extend(run));
     let offered = TailBuffered::new(table.clone());
@@ -29,10 +30,10 @@ fn find(index: &mut HashIndex, tokens: &[Token], salt: u64) -> Vec<BlockId> {
 
 #[test]
 fn a_collision_never_gives_another_prefix() {
-    let mut index = index(16, weak);
-    let a = leave(&mut index, &[1, 1, 7, 7], 0);
-    let b = leave(&mut index, &[2, 2, 7, 7, 8, 8], 0);
-    let other_tenant = leave(&mut index, &[1, 1, 7, 7], 5);
+    let mut index = index(16, constant_hash);
+    let a = publish(&mut index, &[1, 1, 7, 7], 0);
+    let b = publish(&mut index, &[2, 2, 7, 7, 8, 8], 0);
+    let other_tenant = publish(&mut index, &[1, 1, 7, 7], 5);
     // The second blocks and all hashes are equal; the preceding tokens are not.
     assert_eq!(find(&mut index, &[1, 1, 7, 7, 8, 8], 0), a);
     assert_eq!(find(&mut index, &[2, 2, 7, 7, 8, 8], 0), b);
@@ -45,7 +46,7 @@ fn a_collision_never_gives_another_prefix() {
 #[test]
 fn equal_blocks_are_interchangeable() {
     let mut index = index(8, hash_with);
-    let (a, b) = (leave(&mut index, &[1, 2, 3, 4], 0), leave(&mut index, &[1, 2, 3, 4], 0));
+    let (a, b) = (publish(&mut index, &[1, 2, 3, 4], 0), publish(&mut index, &[1, 2, 3, 4], 0));
     assert_eq!(find(&mut index, &[1, 2, 3, 4], 0), a);
     // The second block of `a` is evicted; the second block of `b` follows the same content.
     index.release(a[1]);
@@ -59,8 +60,8 @@ fn equal_blocks_are_interchangeable() {
 
 #[test]
 fn forged_collisions_are_bounded() {
-    let mut index = index(100, weak);
-    let tables: Vec<_> = (0..100).map(|n| leave(&mut index, &[n, n], 0)).collect();
+    let mut index = index(100, constant_hash);
+    let tables: Vec<_> = (0..100).map(|n| publish(&mut index, &[n, n], 0)).collect();
     assert_eq!(index.published() as usize, MAX_PROBES);
     let found = (0..100).filter(|&n| !find(&mut index, &[n, n], 0).is_empty()).count();
     assert_eq!(found, MAX_PROBES);

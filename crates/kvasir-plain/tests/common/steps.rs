@@ -1,4 +1,4 @@
-//! Test helper: steps of several sequences, in which every token is sampled.
+//! Test helper: steps of several sequences that compute the logits of every token.
 
 use super::{Stream, limits, lower};
 use kvasir_exec::{Batch, BatchRow, Drafts, PoolRow, RowKind, Step};
@@ -10,42 +10,46 @@ pub(crate) fn prompt(n: usize, salt: usize) -> Vec<Token> {
     (0..n).map(|i| ((i * 37 + salt * 101 + 11) % 500) as Token).collect()
 }
 
-/// One sequence's part of a step.
+/// What a step computes for one sequence.
 #[derive(Clone, Default)]
-pub(crate) struct Part {
+pub(crate) struct RowInput {
     pub(crate) seq: u64,
     pub(crate) tokens: Vec<Token>,
+    /// Leading tokens that are computed again without a write to their slots.
     pub(crate) redirected: u32,
+    /// Trailing tokens that are drafts.
     pub(crate) drafts: u32,
+    /// Parents of the nodes of a draft tree; empty for a chain.
     pub(crate) parents: Vec<i32>,
 }
 
-pub(crate) fn part(seq: SeqId, tokens: &[Token]) -> Part {
-    Part { seq: seq.0, tokens: tokens.to_vec(), ..Part::default() }
+pub(crate) fn row_input(seq: SeqId, tokens: &[Token]) -> RowInput {
+    RowInput { seq: seq.0, tokens: tokens.to_vec(), ..RowInput::default() }
 }
 
-/// Claims and plans a step in which every token is sampled.
-pub(crate) fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
-    let claim = |p: &Part| ClaimRow {
-        seq: SeqId(p.seq),
-        redirected: p.redirected,
-        tokens: p.tokens.len() as u32 - p.redirected,
-        drafts: if p.parents.is_empty() { p.drafts } else { 0 },
+/// Claims and plans a step that computes the logits of every token.
+pub(crate) fn step(cache: &mut dyn Cache, id: u64, inputs: &[RowInput]) -> Step {
+    let claim = |input: &RowInput| ClaimRow {
+        seq: SeqId(input.seq),
+        redirected: input.redirected,
+        tokens: input.tokens.len() as u32 - input.redirected,
+        drafts: if input.parents.is_empty() { input.drafts } else { 0 },
     };
-    let claims: Vec<ClaimRow> = parts.iter().map(claim).collect();
+    let claims: Vec<ClaimRow> = inputs.iter().map(claim).collect();
     let mut step = Step::default();
     cache.claim(StepId(id), &claims).unwrap();
     cache.plan(StepId(id), &mut step.plan).unwrap();
     lower(&mut step);
     step.batch = Batch { step: StepId(id), logits: true, ..Batch::default() };
-    for (row, p) in parts.iter().enumerate() {
-        let tokens = Span::new(step.batch.tokens.len(), p.tokens.len());
-        step.batch.tokens.extend(&p.tokens);
-        let tree = (!p.parents.is_empty()).then(|| Span::new(step.batch.parents.len(), p.parents.len()));
-        step.batch.parents.extend(&p.parents);
+    for (row, input) in inputs.iter().enumerate() {
+        let tokens = Span::new(step.batch.tokens.len(), input.tokens.len());
+        step.batch.tokens.extend(&input.tokens);
+        let tree =
+            (!input.parents.is_empty()).then(|| Span::new(step.batch.parents.len(), input.parents.len()));
+        step.batch.parents.extend(&input.parents);
         step.batch.rows.push(BatchRow {
             request: row as u64,
-            seq: SeqId(p.seq),
+            seq: SeqId(input.seq),
             kind: RowKind::MultiDecode,
             tokens,
             cached: 0,
@@ -54,7 +58,7 @@ pub(crate) fn step(cache: &mut dyn Cache, id: u64, parts: &[Part]) -> Step {
             sample_from: 0,
             pool_row: PoolRow(row as u32),
             scored: Span::default(),
-            drafts: Drafts { count: p.drafts, tree },
+            drafts: Drafts { count: input.drafts, tree },
             feeds_draft: false,
             draft_depth: 0,
             sampling: Sampling::default(),
@@ -68,16 +72,16 @@ pub(crate) fn run(
     executor: &mut PlainExecutor,
     cache: &mut dyn Cache,
     id: u64,
-    parts: &[Part],
+    inputs: &[RowInput],
 ) -> Vec<Vec<f32>> {
-    let step = step(cache, id, parts);
+    let step = step(cache, id, inputs);
     let logits = executor.pass(&step, None, &[]).unwrap().logits;
     cache.retire(StepId(id)).unwrap();
     logits.chunks(executor.program().vocab).map(<[f32]>::to_vec).collect()
 }
 
-/// The reference: the same tokens alone on a contiguous cache, in one step.
-pub(crate) fn alone(model: &PlainModel, tokens: &[Token]) -> Vec<Vec<f32>> {
+/// Logits of the tokens as the only sequence of a contiguous cache, in one step.
+pub(crate) fn reference_logits(model: &PlainModel, tokens: &[Token]) -> Vec<Vec<f32>> {
     let mut stream = Stream::new(PlainExecutor::new(model, limits()), tokens, tokens.len());
     let logits = stream.pass(tokens, 0, None, &[]).logits;
     logits.chunks(model.program().vocab).map(<[f32]>::to_vec).collect()

@@ -1,17 +1,17 @@
-//! The f32 vectors of the recurrent kernels: AVX-512, AVX2, arrays, and one number.
+//! The f32 vectors of the recurrent kernels: AVX-512, AVX2, arrays, and scalars.
 //!
-//! Arrays are the portable twin on x86 and become NEON on Arm. One number serves the columns that
-//! fill no vector.
+//! Arrays are the portable reference on x86, and compile to NEON on Arm. Scalars handle the columns
+//! that do not fill a vector.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use crate::isa::vectors::{v256, v512};
 
-macro_rules! plain_lanes {
+macro_rules! array_vectors {
     ($(#[$doc:meta])* $name:ident, $count:literal) => {
         $(#[$doc])*
         pub(crate) mod $name {
             pub(crate) type Floats = [f32; $count];
-            /// Numbers per vector.
+            /// f32 elements per vector.
             pub(crate) const WORDS: usize = $count;
 
             #[inline(always)]
@@ -53,7 +53,7 @@ macro_rules! plain_lanes {
             /// A whole vector must be readable at `at`.
             #[inline(always)]
             pub(crate) unsafe fn load_floats(at: *const f32) -> Floats {
-                // SAFETY: the caller's numbers.
+                // SAFETY: upheld by the caller.
                 unsafe { at.cast::<Floats>().read_unaligned() }
             }
 
@@ -61,18 +61,18 @@ macro_rules! plain_lanes {
             /// A whole vector must be writable at `at`.
             #[inline(always)]
             pub(crate) unsafe fn store_floats(at: *mut f32, v: Floats) {
-                // SAFETY: the caller's numbers.
+                // SAFETY: upheld by the caller.
                 unsafe { at.cast::<Floats>().write_unaligned(v) }
             }
         }
     };
 }
 
-plain_lanes! {
-    /// Four numbers.
+array_vectors! {
+    /// Vectors of four elements.
     arrays, 4
 }
-plain_lanes! {
-    /// One number.
+array_vectors! {
+    /// Vectors of one element.
     scalars, 1
 }
