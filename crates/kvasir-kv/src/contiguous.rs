@@ -8,6 +8,7 @@
 use crate::contract::cache::{Cache, CacheShape, ClaimRow};
 use crate::contract::capabilities::{Inspect, MemoryHints, Rewind, VictimSearch, Victims};
 use crate::contract::error::CacheError;
+use crate::contract::group::{GroupId, Slots};
 use crate::contract::ids::{BlockId, PoolId, Position, SeqId, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::mask::Mask;
@@ -164,8 +165,8 @@ impl Victims for Contiguous {
         self.single.victims(search, 0, victims)
     }
 
-    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
-        self.single.slots_held_by(sequences, 0)
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> Slots {
+        GroupId::FULL.slots(self.single.slots_held_by(sequences, 0))
     }
 }
 

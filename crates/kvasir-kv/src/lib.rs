@@ -40,14 +40,15 @@
 //! 4. `blocks`: paged attention over two prefix-cache indices, `paged` (hash chain, LRU) and
 //!    `radix` (radix tree).
 //! 5. `prefixed`: a frozen shared prefix in a pool of its own, as cascade attention reads it.
-//! 6. `grouped`: the cache of a hybrid model: K/V, recurrent states and their checkpoints.
+//! 6. `grouped`: the cache of a model with several layer groups: K/V, the rows of sliding windows,
+//!    recurrent states and their checkpoints.
 //! 7. `registry`: caches built by kind.
 //!
 //! `metadata` stands beside: the KV cache shape per layer, as model files state it.
 //!
 //! Must not know: a tensor, a clock, IO, a thread or a global. Guarded by the model-based tests in
 //! `tests/` (`random_operations.rs`, `shadow/`, `prefix_model.rs`, `radix_model.rs`, `victims.rs`,
-//! `prefixed.rs`, `states/`) and by `benches/blocks.rs`.
+//! `prefixed.rs`, `states/`, `windows/`) and by `benches/blocks.rs`.
 
 #![forbid(unsafe_code)]
 
@@ -75,7 +76,9 @@ pub use crate::contract::capabilities::{
     Anchors, Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
 pub use crate::contract::error::CacheError;
-pub use crate::contract::group::{Anchor, GroupId, GroupKind, Groups, RecomputeCosts, StateConfig};
+pub use crate::contract::group::{
+    Anchor, GroupId, GroupKind, Groups, MAX_GROUPS, RecomputeCosts, Slots, StateConfig, WindowConfig,
+};
 pub use crate::contract::ids::{BlockId, PoolId, Position, SeqId, Slot, StepId, Token};
 pub use crate::contract::kind::{CacheKind, Capability};
 pub use crate::contract::kv_event::KvEvent;

@@ -10,10 +10,10 @@ use crate::cells::Cells;
 use crate::contiguous::Contiguous;
 use crate::contract::cache::Cache;
 use crate::contract::error::CacheError;
-use crate::contract::group::StateConfig;
+use crate::contract::group::{StateConfig, WindowConfig};
 use crate::contract::kind::CacheKind;
 use crate::contract::rings::Rings;
-use crate::grouped::Grouped;
+use crate::grouped::{Grouped, GroupsConfig};
 use crate::tree::TreeCache;
 
 /// Run-time configuration of a cache. The KV shape and the storage type belong to the pool, not
@@ -32,6 +32,9 @@ pub struct CacheConfig {
     pub dummy: bool,
     /// Ring buffers of sliding-window layers, for `contiguous`.
     pub rings: Option<Rings>,
+    /// The pools of sliding-window layers that have their own, from narrow to wide. For `paged`,
+    /// `radix` and `cells`.
+    pub windows: Vec<WindowConfig>,
     /// The pool of recurrent states, if the model has recurrent layers.
     pub states: Option<StateConfig>,
 }
@@ -40,7 +43,8 @@ impl CacheConfig {
     /// Default configuration with `capacity` slots.
     pub fn new(capacity: u32) -> Self {
         let BlockConfig { block_size, max_sequences, sharing, dummy, .. } = BlockConfig::default();
-        Self { capacity, max_sequences, block_size, sharing, dummy, rings: None, states: None }
+        let (rings, windows, states) = (None, Vec::new(), None);
+        Self { capacity, max_sequences, block_size, sharing, dummy, rings, windows, states }
     }
 
     fn blocks(&self) -> Result<BlockConfig, CacheError> {
@@ -69,10 +73,14 @@ pub fn build(kind: CacheKind, config: &CacheConfig) -> Result<Box<dyn Cache>, Ca
         CacheKind::Paged => Box::new(Paged::new(config.blocks()?)?),
         CacheKind::Radix => Box::new(Radix::new(config.blocks()?)?),
     };
-    match config.states {
-        Some(states) => Ok(Box::new(Grouped::new(primary, states)?)),
-        None => Ok(primary),
+    if config.windows.is_empty() && config.states.is_none() {
+        return Ok(primary);
     }
+    let block_size = primary.shape().block_size;
+    let blocks = CacheConfig { block_size, dummy: config.dummy && kind.is_block_based(), ..config.clone() }
+        .blocks()?;
+    let groups = GroupsConfig { windows: &config.windows, blocks, states: config.states };
+    Ok(Box::new(Grouped::new(primary, groups)?))
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::contract::capabilities::{Inspect, MemoryHints, Rewind, Tree, VictimSe
 use crate::contract::usage::{BlockUse, PoolUsage};
 
 use crate::contract::error::CacheError;
+use crate::contract::group::{GroupId, Slots};
 use crate::contract::ids::{BlockId, PoolId, Position, SeqId, StepId};
 use crate::contract::kind::CacheKind;
 use crate::contract::mask::Mask;
@@ -220,8 +221,8 @@ impl Victims for TreeCache {
         self.single.victims(search, extra, victims)
     }
 
-    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
-        self.single.slots_held_by(sequences, self.nodes.unsettled())
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> Slots {
+        GroupId::FULL.slots(self.single.slots_held_by(sequences, self.nodes.unsettled()))
     }
 }
 

@@ -6,7 +6,9 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use kvasir_kv::{Cache, CacheConfig, CacheKind, ClaimRow, Hit, SeqId, StepId, Token, VictimSearch, build};
+use kvasir_kv::{
+    Cache, CacheConfig, CacheKind, ClaimRow, GroupId, Hit, SeqId, StepId, Token, VictimSearch, build,
+};
 use kvasir_testkit::Random;
 
 /// An operation that leads to the state under test. Caches cannot be cloned, so each state is
@@ -159,7 +161,7 @@ fn freed(mut state: State, question: &Question, close: &[usize]) -> i64 {
     if let Some(prompt) = &question.prompt
         && let Ok(prefix) = state.cache.prefix()
     {
-        evictable = prefix.lookup(prompt, 0).evictable;
+        evictable = prefix.lookup(prompt, 0).evictable[0];
     }
     // A lookup may split a radix node, of which one part is then evictable.
     let before = if question.leased_too { 0 } else { counted(&mut state) };
@@ -191,7 +193,7 @@ fn check_held(mut state: State, sequences: &[usize]) {
         state.apply(&Verb::Retire);
     }
     let sequences: Vec<SeqId> = sequences.iter().map(|at| state.seqs[*at].0).collect();
-    let (held, before) = (state.cache.slots_held_by(&sequences), state.cache.usage().available());
+    let (held, before) = (state.cache.slots_held_by(&sequences)[0], state.cache.usage().available());
     sequences.iter().for_each(|seq| state.cache.close(*seq).unwrap());
     assert_eq!(state.cache.usage().available(), before + held, "{:?}", state.cache.shape());
 }
@@ -234,7 +236,13 @@ fn check(kind: CacheKind, seed: u64) -> bool {
     let slots = 1 + random.below(most.max(0) as u64 + 3) as u32;
     let (before, generation) = (state.cache.usage(), state.cache.generation());
     let mut victims = Vec::new();
-    let search = VictimSearch { slots, candidates: &candidates, truncate, hit, leased_too };
+    let search = VictimSearch {
+        slots: GroupId::FULL.slots(slots),
+        candidates: &candidates,
+        truncate,
+        hit,
+        leased_too,
+    };
     let enough = state.cache.victims(&search, &mut victims);
     let about = format!("{kind}, seed {seed}: {slots} of {most} slots, {question:?}, {victims:?}, {verbs:?}");
     assert_eq!((state.cache.usage(), state.cache.generation()), (before, generation), "{about}");

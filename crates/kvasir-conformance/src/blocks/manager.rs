@@ -352,7 +352,7 @@ impl Manager {
         let tokens = self.tokens(name).to_vec();
         let hit = self.cache.lookup(&tokens, 0);
         let blocks = (tokens.len() as u32).div_ceil(self.block_size);
-        let (hits, evictable) = (hit.tokens / self.block_size, hit.evictable / self.block_size);
+        let (hits, evictable) = (hit.tokens / self.block_size, hit.evictable[0] / self.block_size);
         let has_state = !self.is_stateful(name) || self.free_states != Some(0);
         json!({ "ok": has_state && blocks - hits + evictable <= self.free_blocks(), "hit_blocks": hits })
     }

@@ -23,7 +23,7 @@ use crate::request::ids::{RequestId, SessionId};
 use crate::request::sequence::{Sequence, SlotCopies};
 use crate::scheduler::idle_sequence::{copy_idle, truncate_idle};
 use crate::scheduler::session_order::{Retained, SessionOrder};
-use kvasir_kv::{Cache, CacheShape, EvictionOrder, Hit, SeqId, Token, VictimSearch};
+use kvasir_kv::{Cache, CacheShape, EvictionOrder, GroupId, Hit, SeqId, Token, VictimSearch};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -137,7 +137,7 @@ impl RetainedSessions {
         if self.entries.is_empty() {
             (self.slots, self.is_recount_due) = (0, false);
         } else if self.is_recount_due || self.uncounted >= RECOUNT_EVERY {
-            self.slots = cache.slots_held_by(self.order.list(None));
+            self.slots = cache.slots_held_by(self.order.list(None))[GroupId::FULL.index()];
             (self.is_recount_due, self.uncounted) = (false, 0);
         }
     }
@@ -352,7 +352,8 @@ impl RetainedSessions {
         if self.entries.is_empty() {
             return;
         }
-        let excess = cache.slots_held_by(self.order.list(None)).saturating_sub(slots);
+        let held = cache.slots_held_by(self.order.list(None))[GroupId::FULL.index()];
+        let excess = held.saturating_sub(slots);
         if excess == 0 {
             return;
         }
@@ -394,7 +395,7 @@ impl RetainedSessions {
             Some((retained.seq, retained.gaps.position(len)))
         });
         let search = VictimSearch {
-            slots: shortage.slots,
+            slots: GroupId::FULL.slots(shortage.slots),
             candidates: self.order.list(own.map(|(seq, _)| seq)),
             truncate: own,
             hit: shortage.hit,

@@ -131,7 +131,7 @@ impl Victims for Flaky {
         self.inner.victims(search, victims)
     }
 
-    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> Slots {
         self.inner.slots_held_by(sequences)
     }
 }

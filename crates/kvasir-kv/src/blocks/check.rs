@@ -67,6 +67,9 @@ impl<I: Index> BlockCache<I> {
         if seq.table.len() != seq.end().div_ceil(block_size) {
             return fail(format!("{} blocks for {} rows", seq.table.len(), seq.end()));
         }
+        if seq.released * block_size > seq.next {
+            return fail(format!("{} blocks before position {} are released", seq.released, seq.next));
+        }
         let tail = seq.table.last().filter(|_| self.size.within(seq.end()) > 0);
         if !seq.was_cut && tail.is_some_and(|tail| !self.ledger.is_writable(tail)) {
             return fail("its last block is not its own".into());
@@ -81,7 +84,7 @@ impl<I: Index> BlockCache<I> {
             let rows = at * block_size..(at + 1) * block_size;
             let mut owned = seq.owned(seq.next).chain(std::iter::once(seq.next..seq.end()));
             let owns = owned.any(|range| range.start < rows.end && rows.start < range.end);
-            if owns != (block != HOLE) {
+            if (owns && at >= seq.released) != (block != HOLE) {
                 return fail(format!("block {at} of its table is {block}"));
             }
             if block != HOLE && block >= seq.bound {

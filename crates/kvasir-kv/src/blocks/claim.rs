@@ -139,10 +139,16 @@ impl<I: Index> BlockCache<I> {
         Ok(fresh + u32::from(replaced))
     }
 
-    pub(super) fn claim_rows(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+    /// Checks that a claim of these rows succeeds. Returns the fresh blocks that it needs.
+    pub(crate) fn check_claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<u32, CacheError> {
         self.inflight.check_claim(step)?;
         let needed = self.check_rows(rows)?;
         self.check_room(needed)?;
+        Ok(needed)
+    }
+
+    pub(super) fn claim_rows(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
+        let needed = self.check_claim(step, rows)?;
         let (mut records, mut fresh) = (std::mem::take(&mut self.records), std::mem::take(&mut self.fresh));
         // Prefetch in a loop of its own, so that the cache misses overlap.
         for &row in &self.heap_grows {

@@ -4,6 +4,9 @@
 //! copied. Other rows are moved by slot copies into the destination's own block, or into a fresh
 //! one (`Part`). Only retired rows are shared, because a claimed row may yet be canceled. All
 //! checks and the count of fresh blocks come first, so a refusal changes nothing.
+//!
+//! Blocks that the source or the destination has released behind its sliding window are not copied
+//! (`released_by_copy`).
 
 use crate::blocks::BlockCache;
 use crate::blocks::claim::push_rows;
@@ -121,7 +124,7 @@ fn overlaps<'a>(seq: &'a Seq, range: &Range<Position>) -> impl Iterator<Item = R
 
 impl<I: Index> BlockCache<I> {
     /// The ranges that a copy would make `dst` own, or why it is refused.
-    fn copied(
+    pub(crate) fn copied(
         &self,
         src: SeqId,
         dst: SeqId,
@@ -156,7 +159,7 @@ impl<I: Index> BlockCache<I> {
         let cut =
             |range: &Range<Position>| range.end.min(rows.end).saturating_sub(range.start.max(rows.start));
         let copied: u32 = ranges.iter().map(cut).sum();
-        if copied == 0 {
+        if copied == 0 || src.block(at).is_none() {
             return None;
         }
         let owned: u32 = overlaps(src, &rows).map(|range| range.end - range.start).sum();
@@ -169,16 +172,48 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Number of fresh blocks that a copy allocates.
-    fn blocks_to_copy(
+    pub(crate) fn blocks_to_copy(
         &self,
         src: SeqId,
         dst: Option<SeqId>,
         ranges: &[Range<Position>],
     ) -> Result<u32, CacheError> {
         let (src, dst) = (self.seqs.get(src)?, dst.map(|dst| self.seqs.get(dst)).transpose()?);
-        let blocks = self.blocks_of(ranges);
+        let blocks = self.held_blocks_of(src, dst, ranges);
         let fresh = blocks.filter(|&at| matches!(self.part(src, dst, at, ranges), Some(Part::Fresh)));
         Ok(fresh.count() as u32)
+    }
+
+    /// Number of leading blocks that count as released in `dst` after a copy: those that it has
+    /// released itself, and those that `src` has if the ranges begin before their end.
+    fn released_by_copy(&self, src: &Seq, dst: Option<&Seq>, ranges: &[Range<Position>]) -> u32 {
+        let blocks = self.blocks_of(ranges);
+        let of_source = if blocks.start < src.released { src.released.min(blocks.end) } else { 0 };
+        of_source.max(dst.map_or(0, |dst| dst.released))
+    }
+
+    /// Table entries that the ranges touch and that `dst` does not count as released afterwards.
+    fn held_blocks_of(&self, src: &Seq, dst: Option<&Seq>, ranges: &[Range<Position>]) -> Range<u32> {
+        let blocks = self.blocks_of(ranges);
+        blocks.start.max(self.released_by_copy(src, dst, ranges))..blocks.end
+    }
+
+    /// Number of leading blocks that are released in `dst` after a copy of these ranges.
+    pub(crate) fn released_after_copy(
+        &self,
+        src: SeqId,
+        dst: Option<SeqId>,
+        ranges: &[Range<Position>],
+    ) -> Result<u32, CacheError> {
+        let (src, dst) = (self.seqs.get(src)?, dst.map(|dst| self.seqs.get(dst)).transpose()?);
+        Ok(self.released_by_copy(src, dst, ranges))
+    }
+
+    /// Number of fresh blocks that one fork allocates.
+    pub(crate) fn blocks_to_fork(&self, seq: SeqId) -> Result<u32, CacheError> {
+        let source = self.seqs.get(seq)?;
+        let ranges: Vec<_> = source.owned(source.retired_next(self.inflight.retired())).collect();
+        self.blocks_to_copy(seq, None, &ranges)
     }
 
     /// Table entries that the ranges touch.
@@ -188,7 +223,7 @@ impl<I: Index> BlockCache<I> {
     }
 
     /// Refuses with `Full` if fewer than `needed` blocks are available.
-    pub(super) fn check_room(&self, needed: u32) -> Result<(), CacheError> {
+    pub(crate) fn check_room(&self, needed: u32) -> Result<(), CacheError> {
         let available = self.ledger.available();
         let slots = |blocks: u32| blocks.saturating_mul(self.config.block_size);
         if needed <= available {
@@ -200,8 +235,14 @@ impl<I: Index> BlockCache<I> {
 
     /// Copies checked ranges block by block and updates the destination's metadata.
     fn copy_ranges(&mut self, src: SeqId, dst: SeqId, ranges: &[Range<Position>]) -> Result<(), CacheError> {
+        let (source, target) = (self.seqs.get(src)?, self.seqs.get(dst)?);
+        let released = self.released_by_copy(source, Some(target), ranges);
         let blocks = self.blocks_of(ranges);
-        blocks.clone().try_for_each(|at| self.copy_block(src, dst, at, ranges))?;
+        let mut held = self.held_blocks_of(source, Some(target), ranges);
+        held.try_for_each(|at| self.copy_block(src, dst, at, ranges))?;
+        if released > 0 {
+            self.release_leading(dst, released, |_, _| ())?;
+        }
         let source = self.seqs.get(src)?;
         let (family, salt, source_impure) = (source.family, source.salt, source.impure_from);
         let target = self.seqs.get_mut(dst)?;

@@ -22,6 +22,7 @@
 pub(crate) mod cache;
 pub(crate) mod check;
 pub(crate) mod claim;
+pub(crate) mod companion_index;
 pub(crate) mod event_log;
 pub(crate) mod fork;
 pub(crate) mod hash;
@@ -40,6 +41,7 @@ pub(crate) mod rewind;
 pub(crate) mod sequence;
 pub(crate) mod size;
 pub(crate) mod table;
+pub(crate) mod tail;
 pub(crate) mod tree;
 pub(crate) mod unpublished_anchors;
 pub(crate) mod victims;

@@ -90,7 +90,7 @@ impl<I: Index> BlockCache<I> {
             self.write_slots(seq, claimed.start, end, section);
         }
         let read_len = if is_decode && self.extend_segments(row.seq, seq, end, open) {
-            end
+            end - seq.released * self.size.rows()
         } else {
             self.write_segments(row.seq, seq, end, open)
         };
@@ -112,22 +112,23 @@ impl<I: Index> BlockCache<I> {
     #[inline]
     fn extend_segments(&self, id: SeqId, seq: &Seq, end: u32, open: &mut OpenPlan) -> bool {
         let blocks = seq.table.blocks();
-        let (heap, tail) = (blocks.heap().len(), blocks.inline());
-        if !seq.holes.is_empty() || self.size.holding(end) != blocks.len() {
+        let (heap, tail) = (blocks.heap().len() as u32, blocks.inline());
+        if !seq.holes.is_empty() || self.size.holding(end) != blocks.len() || seq.released > heap {
             return false;
         }
-        let placed = open.place_tail(id, seq.table.changes(), heap, tail);
+        let placed = open.place_tail(id, seq.table.changes(), (heap - seq.released) as usize, tail);
         let Some(placed) = placed else { return false };
-        self.push_whole(placed, heap as u32, end, &mut open.plan.segments);
+        self.push_whole(placed, seq.released..heap, end, &mut open.plan.segments);
         true
     }
 
-    /// Segments of a table without holes up to `end`: heap part, then inline part.
+    /// Segments of a table without holes up to `end`: heap part, then inline part. `heap` are the
+    /// entries of the heap part that are not released.
     #[inline]
-    fn push_whole(&self, placed: Placed, heap: u32, end: u32, segments: &mut Vec<Segment>) {
-        let cut = (heap * self.size.rows()).min(end);
-        if cut > 0 {
-            segments.push(self.segment(0..cut, placed.heap, 0));
+    fn push_whole(&self, placed: Placed, heap: Range<u32>, end: u32, segments: &mut Vec<Segment>) {
+        let (start, cut) = (heap.start * self.size.rows(), (heap.end * self.size.rows()).min(end));
+        if cut > start {
+            segments.push(self.segment(start..cut, placed.heap, 0));
         }
         if cut < end {
             segments.push(self.segment(cut..end, placed.tail, 0));
@@ -199,27 +200,36 @@ impl<I: Index> BlockCache<I> {
         let (heap, inline) = (seq.table.blocks().heap(), seq.table.blocks().inline());
         let heap = &heap[..count.min(heap.len())];
         let inline = &inline[..count - heap.len()];
-        let placed = open.place(id, seq.table.changes(), heap, inline);
+        let released = seq.released as usize;
+        let in_heap = released.min(heap.len());
+        let placed = open.place(id, seq.table.changes(), &heap[in_heap..], &inline[released - in_heap..]);
         let segments = &mut open.plan.segments;
-        let first_inline = heap.len() as u32;
+        let heap = seq.released..(heap.len() as u32).max(seq.released);
+        let start = seq.released * self.size.rows();
         if !seq.holes.is_empty() || end == 0 {
-            seq.owned(end).for_each(|owned| self.push_segments(placed, first_inline, owned, segments));
-            return seq.owned(end).map(|owned| owned.end - owned.start).sum();
+            let held = seq.owned(end).map(|owned| owned.start.max(start)..owned.end);
+            let held = held.filter(|held| !held.is_empty());
+            return held.fold(0, |count, held| {
+                let rows = held.end - held.start;
+                self.push_segments(placed, heap.clone(), held, segments);
+                count + rows
+            });
         }
-        self.push_whole(placed, first_inline, end, segments);
-        end
+        self.push_whole(placed, heap, end, segments);
+        end - start
     }
 
-    /// Segments of one owned range: its share of the heap part and of the inline part.
+    /// Segments of one owned range: its share of the heap part and of the inline part. `heap` are
+    /// the entries of the heap part that are not released.
     fn push_segments(
         &self,
         placed: Placed,
-        first_inline: u32,
+        heap: Range<u32>,
         owned: Range<Position>,
         segments: &mut Vec<Segment>,
     ) {
-        let cut = (first_inline * self.size.rows()).clamp(owned.start, owned.end);
-        let parts = [(owned.start..cut, placed.heap, 0), (cut..owned.end, placed.tail, first_inline)];
+        let cut = (heap.end * self.size.rows()).clamp(owned.start, owned.end);
+        let parts = [(owned.start..cut, placed.heap, heap.start), (cut..owned.end, placed.tail, heap.end)];
         for (part, at, first) in parts {
             if !part.is_empty() {
                 let at = at + self.size.of(part.start) - first;

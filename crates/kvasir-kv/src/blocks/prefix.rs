@@ -10,7 +10,7 @@ use crate::blocks::index::{Index, Offer};
 use crate::blocks::miss_history::Miss;
 use crate::contract::capabilities::{Anchors, Hit, Lookup, Prefix};
 use crate::contract::error::CacheError;
-use crate::contract::group::Anchor;
+use crate::contract::group::{Anchor, GroupId};
 use crate::contract::ids::{SeqId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::shared::runs::runs;
@@ -48,7 +48,8 @@ impl<I: Index> Prefix for BlockCache<I> {
         for run in runs(&self.found) {
             seq.bound = seq.bound.max(run.end);
             seq.table.extend(run.clone());
-            if hit.evictable == hit.tokens { self.ledger.own_unused(run) } else { self.ledger.own_all(run) }
+            let is_unused = hit.evictable == GroupId::FULL.slots(hit.tokens);
+            if is_unused { self.ledger.own_unused(run) } else { self.ledger.own_all(run) }
         }
         Ok(hit)
     }
@@ -129,7 +130,7 @@ impl<I: Index> BlockCache<I> {
         });
         Hit {
             tokens: found.blocks * block_size,
-            evictable: found.evictable * block_size,
+            evictable: GroupId::FULL.slots(found.evictable * block_size),
             matched: found.blocks * block_size,
             short: reason.map(|reason| reason.short),
             other_salt: reason.map_or(0, |reason| reason.other_salt),

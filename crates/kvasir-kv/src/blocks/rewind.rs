@@ -30,15 +30,10 @@ impl<I: Index> BlockCache<I> {
     pub(super) fn truncate(&mut self, id: SeqId, to: u32) -> Result<(), CacheError> {
         let block_size = self.config.block_size;
         let seq = self.seqs.get_mut(id)?;
-        // The remaining range must end with an owned position, so trailing holes are dropped.
-        let mut end = to;
-        seq.holes.edit(|holes| {
-            holes.retain(|hole| hole.start < to);
-            while let Some(hole) = holes.pop_if(|hole| hole.end >= end) {
-                end = hole.start;
-            }
-        });
+        let end = seq.truncated_end(to);
+        seq.holes.edit(|holes| holes.retain(|hole| hole.end < end));
         seq.next = end;
+        seq.released = seq.released.min(self.size.of(end));
         for pending in seq.pending.iter_mut() {
             pending.start = pending.start.min(end);
             pending.end = pending.end.min(end);

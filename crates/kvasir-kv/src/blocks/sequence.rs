@@ -45,6 +45,9 @@ pub(crate) struct Seq {
     /// Whether its partly filled last block may be shared, because it was truncated or copied. Only
     /// then is that checked before a write (copy-on-write).
     pub(crate) was_cut: bool,
+    /// Number of leading table entries whose blocks were released because they are behind the
+    /// sliding window. The sequence counts their positions as owned.
+    pub(crate) released: u32,
     pub(crate) table: Table,
 
     /// Number of leading blocks that are published.
@@ -74,6 +77,7 @@ impl Seq {
         self.family = family;
         self.bound = 0;
         self.was_cut = false;
+        self.released = 0;
     }
 
     /// Whether a decode token needs no special treatment: private last block, no draft nodes,
@@ -159,6 +163,13 @@ impl Seq {
     /// The block at table entry `at`, if it has one there.
     pub(crate) fn block(&self, at: u32) -> Option<BlockId> {
         self.table.get(at).filter(|&block| block != HOLE)
+    }
+
+    /// Length after a truncation to `to`: it must end with an owned position, so trailing holes are
+    /// dropped.
+    pub(crate) fn truncated_end(&self, to: Position) -> Position {
+        let holes = self.holes.iter().rev().skip_while(|hole| hole.start >= to);
+        holes.take_while(|hole| hole.end >= to).last().map_or(to, |hole| hole.start)
     }
 
     /// Owned ranges below `end`, in order.

@@ -9,6 +9,7 @@ use crate::blocks::index::{Index, Unpinned};
 use crate::blocks::ledger::Ledger;
 use crate::blocks::sequence::{HOLE, Seq};
 use crate::contract::capabilities::{VictimSearch, Victims};
+use crate::contract::group::{GroupId, Slots};
 use crate::contract::ids::{BlockId, SeqId};
 use crate::shared::victims::{OwnerChanges, TrialRelease, choose, freed_by};
 
@@ -39,14 +40,14 @@ impl<I: Index> Victims for BlockCache<I> {
         enough
     }
 
-    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> Slots {
         let mut changes = std::mem::take(&mut self.owner_changes);
         changes.reset(self.config.blocks as usize + usize::from(self.config.dummy));
         let unpinned = Unpinned::default();
         let mut what_if = BlockTrial { cache: self, changes, unpinned, leased_too: true, freed: 0 };
         let freed = freed_by(&mut what_if, sequences);
         self.owner_changes = what_if.changes;
-        freed
+        GroupId::FULL.slots(freed)
     }
 }
 

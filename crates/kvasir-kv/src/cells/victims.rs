@@ -3,6 +3,7 @@
 
 use crate::cells::Cells;
 use crate::contract::capabilities::{VictimSearch, Victims};
+use crate::contract::group::{GroupId, Slots};
 use crate::contract::ids::{SeqId, Slot};
 use crate::shared::victims::{OwnerChanges, TrialRelease, choose, freed_by};
 
@@ -24,13 +25,13 @@ impl Victims for Cells {
         enough
     }
 
-    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> Slots {
         let mut changes = std::mem::take(&mut self.owner_changes);
         changes.reset(self.cells.high_water() as usize);
         let mut what_if = CellTrial { cache: self, changes, leased_too: true, freed: 0 };
         let freed = freed_by(&mut what_if, sequences);
         self.owner_changes = what_if.changes;
-        freed
+        GroupId::FULL.slots(freed)
     }
 }
 

@@ -9,7 +9,7 @@
 //! The rules on errors, ids and cost of `contract/cache.rs` hold here, too.
 
 use crate::contract::error::CacheError;
-use crate::contract::group::Anchor;
+use crate::contract::group::{Anchor, Slots};
 use crate::contract::ids::{BlockId, Position, SeqId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::section::SlotCopy;
@@ -54,16 +54,16 @@ pub trait Victims {
     /// victims, if not even all of them suffice. Changes nothing; time linear in the block tables
     /// of the candidates.
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool;
-    /// Slots that only these sequences own: closing all of them frees these slots once the steps in
-    /// flight have retired. Time linear in their block tables.
-    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32;
+    /// Slots per layer group that only these sequences own: closing all of them frees these slots
+    /// once the steps in flight have retired. Time linear in their block tables.
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> Slots;
 }
 
 /// Input of [`Victims::victims`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VictimSearch<'a> {
-    /// Slots that must come free.
-    pub slots: u32,
+    /// Slots per layer group that must come free.
+    pub slots: Slots,
     /// Sequences that may be closed, preferred victim first.
     pub candidates: &'a [SeqId],
     /// A sequence that is truncated to a length in any case, or closed if that is 0. It is not
@@ -80,18 +80,20 @@ pub struct VictimSearch<'a> {
 /// Truncation of a sequence, as after rejected draft tokens.
 pub trait Rewind {
     /// The greatest length up to `to` that [`Rewind::rewind_to`] accepts: `to` itself, or with
-    /// recurrent states the position of the last state up to `to`. Fails with `RewindOutOfRange` if
+    /// recurrent states the position of the last state up to `to`, or with window groups 0 if rows
+    /// of a window before that were released. Fails with `RewindOutOfRange` if
     /// `to` is above the next position, or if ring buffers have overwritten rows below it.
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError>;
     /// Truncates to positions below `to`, claims in flight included. Fails like
-    /// [`Rewind::rewind_floor`], with `NoCheckpoint` if the rewind floor is below `to`, and with
-    /// `Unsettled` if draft nodes were not committed. Linear in the blocks released. A claimed row
-    /// that it cuts can only be canceled, or retired if it ran.
+    /// [`Rewind::rewind_floor`], with `NoCheckpoint` or `WindowReleased` if the rewind floor is
+    /// below `to`, and with `Unsettled` if draft nodes were not committed. Linear in the blocks
+    /// released. A claimed row that it cuts can only be canceled, or retired if it ran.
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError>;
     /// Truncates a sequence that no request runs to at most `to`, and returns its length. With
     /// recurrent states, it ends at the last block boundary up to `to` that has a checkpoint, and
     /// holds no live state; a live state at such a boundary becomes a checkpoint. Without recurrent
-    /// states, it ends at `to`. Fails like [`Rewind::rewind_to`], but not with `NoCheckpoint`.
+    /// states, it ends at `to`. The length is 0 if rows of a window before that end were released.
+    /// Fails like [`Rewind::rewind_to`], but not with `NoCheckpoint` or `WindowReleased`.
     fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         self.rewind_to(seq, to).map(|()| to)
     }
@@ -102,14 +104,16 @@ pub trait Rewind {
 pub trait Sequences {
     /// Makes `dst` an owner of `src`'s retired rows with positions in `range`; claimed rows may yet
     /// be canceled. With recurrent states the copy ends at the last checkpoint in the range, so
-    /// read the length of `dst` afterwards. Refused if `dst` owns one of the positions
-    /// (`CopyOverlaps`), holds rows of another fork family, or has steps or draft nodes in flight,
-    /// if `src` has no retired rows (`NothingToCopy`), or if a partial block finds no slots
-    /// (`Full`). Linear in the blocks.
+    /// read the length of `dst` afterwards. With window groups, refused (`WindowReleased`) if rows
+    /// of the windows before the end of `dst` were released. Refused if `dst` owns one of the
+    /// positions (`CopyOverlaps`), holds rows of another fork family, or has steps or draft nodes
+    /// in flight, if `src` has no retired rows (`NothingToCopy`), or if a partial block finds no
+    /// slots (`Full`). Linear in the blocks.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
     /// Removes the rows in `range` from `seq`; the remaining positions are never renumbered. A
-    /// range that ends below the next position must be retired (`InFlight`) in block caches, and is
-    /// refused with recurrent states (`NoCheckpoint`). Linear in the blocks.
+    /// range that ends below the next position must be retired (`InFlight`) in block caches and
+    /// with window groups, and is refused with recurrent states (`NoCheckpoint`). Linear in the
+    /// blocks.
     fn remove(&mut self, seq: SeqId, range: std::ops::Range<Position>) -> Result<(), CacheError>;
     /// Closes every other sequence of `seq`'s fork family.
     fn keep(&mut self, seq: SeqId) -> Result<(), CacheError>;
@@ -124,9 +128,9 @@ pub trait Sequences {
 pub struct Hit {
     /// Leading tokens whose K and V are cached; whole blocks.
     pub tokens: u32,
-    /// Slots of the hit that are unreferenced now: attaching takes them out of
-    /// `PoolUsage::evictable`.
-    pub evictable: u32,
+    /// Slots of the hit per layer group that are unreferenced now: attaching takes them out of
+    /// `PoolUsage::evictable`. None of the states, which take slots with a claim.
+    pub evictable: Slots,
     /// Leading tokens with cached K and V in the layer group with the longest match, in whole
     /// blocks. Exceeds `tokens` if another group lacks data for some of them.
     #[serde(default)]

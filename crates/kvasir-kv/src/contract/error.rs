@@ -45,6 +45,14 @@ pub enum CacheError {
         /// The greatest possible length below it.
         nearest: u32,
     },
+    /// The rows that the sliding window before the target length of a rewind, copy or removal
+    /// covers were released.
+    WindowReleased {
+        /// The target length.
+        to: u32,
+        /// The greatest possible length below it.
+        nearest: u32,
+    },
     /// The destination of a copy already owns one of the positions.
     CopyOverlaps,
     /// The source of a copy has no retired rows.
@@ -94,6 +102,16 @@ pub enum CacheError {
     BadConfig(&'static str),
 }
 
+impl CacheError {
+    /// The error for another layer group, if slots are lacking.
+    pub(crate) fn in_group(self, group: GroupId) -> Self {
+        match self {
+            Self::Full { needed, available, .. } => Self::Full { group, needed, available },
+            error => error,
+        }
+    }
+}
+
 impl fmt::Display for CacheError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -113,6 +131,12 @@ impl fmt::Display for CacheError {
             }
             Self::NoCheckpoint { to, nearest } => {
                 write!(f, "no checkpoint of the recurrent states at {to}, the nearest is at {nearest}")
+            }
+            Self::WindowReleased { to, nearest } => {
+                write!(
+                    f,
+                    "the window rows before {to} were released, the nearest possible length is {nearest}"
+                )
             }
             Self::CopyOverlaps => write!(f, "the destination already owns a position of the range"),
             Self::NothingToCopy => write!(f, "the source of the copy owns nothing"),

@@ -29,7 +29,25 @@ pub struct GroupId(pub u8);
 impl GroupId {
     /// Number of the full group.
     pub const FULL: Self = Self(0);
+
+    /// The number as an index into [`Slots`].
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+
+    /// `count` slots of this group, none of the others.
+    pub fn slots(self, count: u32) -> Slots {
+        let mut slots = Slots::default();
+        slots[self.index()] = count;
+        slots
+    }
 }
+
+/// Maximum number of groups: the full group, at most two windows, at most one of states.
+pub const MAX_GROUPS: usize = 4;
+
+/// A number of slots per group: K/V slots, or live states.
+pub type Slots = [u32; MAX_GROUPS];
 
 /// The layer groups of a cache, by number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,9 +61,14 @@ impl Default for Groups {
 }
 
 impl Groups {
-    /// The full group and a state group.
-    pub(crate) fn with_states() -> Self {
-        Self(vec![GroupKind::Full, GroupKind::State])
+    /// Maximum number of window groups.
+    pub const MAX_WINDOWS: usize = 2;
+
+    /// The full group, then a group per window, then the state group if there is one.
+    pub(crate) fn new(windows: &[WindowConfig], has_states: bool) -> Self {
+        let windows = windows.iter().map(|config| GroupKind::Window(config.window));
+        let states = has_states.then_some(GroupKind::State);
+        Self(std::iter::once(GroupKind::Full).chain(windows).chain(states).collect())
     }
 
     /// The groups with their numbers.
@@ -57,6 +80,18 @@ impl Groups {
     pub fn states(&self) -> Option<GroupId> {
         self.iter().find(|(_, kind)| *kind == GroupKind::State).map(|(group, _)| group)
     }
+}
+
+/// Configuration of a cache's pool for the rows of sliding-window layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowConfig {
+    /// The window: a query sees this many last positions, its own included.
+    pub window: u32,
+    /// Slots that may be allocated.
+    pub capacity: u32,
+    /// Maximum number of draft tokens per sequence and step: their rejection must not need rows
+    /// that were released.
+    pub longest_draft: u32,
 }
 
 /// Configuration of a cache's pool of recurrent states.

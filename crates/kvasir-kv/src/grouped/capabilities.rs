@@ -1,12 +1,14 @@
 //! Inspection and the optional capabilities of `Grouped`: truncation, forks and prefix hits, each
-//! at a length that has a state.
+//! at a length at which every group can continue.
 
 use crate::contract::capabilities::{
     Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, VictimSearch, Victims,
 };
 use crate::contract::error::CacheError;
+use crate::contract::group::{GroupId, Slots};
 use crate::contract::ids::{BlockId, Position, SeqId, Token};
 use crate::contract::kv_event::KvEvent;
+use crate::contract::short_hit::ShortHit;
 use crate::contract::usage::BlockUse;
 use crate::grouped::Grouped;
 use crate::shared::rewind_target::check_rewind_target;
@@ -23,9 +25,11 @@ impl Inspect for Grouped {
 
     fn check(&self) -> Result<(), String> {
         self.primary.check()?;
-        self.states.check()?;
-        for seq in self.states.ids() {
-            let (len, covered) = (self.primary.next_position(seq), self.states.covered_len(seq));
+        self.windows.iter().try_for_each(|window| window.check(&*self.primary))?;
+        let Some(states) = &self.states else { return Ok(()) };
+        states.check()?;
+        for seq in states.ids() {
+            let (len, covered) = (self.primary.next_position(seq), states.covered_len(seq));
             if len != covered {
                 return Err(format!("{seq:?} has length {len:?}, its states cover {covered:?}"));
             }
@@ -37,10 +41,12 @@ impl Inspect for Grouped {
 impl MemoryHints for Grouped {
     fn reserve_memory(&mut self, seq: SeqId, tokens: u32) {
         self.primary.reserve_memory(seq, tokens);
+        self.windows.iter_mut().for_each(|window| window.reserve_memory(seq, tokens));
     }
 
     fn reserve_plan_memory(&mut self, blocks: usize, rows: usize) {
         self.primary.reserve_plan_memory(blocks, rows);
+        self.windows.iter_mut().for_each(|window| window.reserve_plan_memory(rows));
     }
 
     fn compact(&mut self) -> Result<u32, CacheError> {
@@ -48,82 +54,134 @@ impl MemoryHints for Grouped {
     }
 }
 
-/// Victims are chosen by the K/V slots of group 0.
 impl Victims for Grouped {
+    /// If one group is short of slots, its own search. If several are, the shortest leading part of
+    /// the candidates that suffices in all.
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
-        self.primary.victims(search, victims)
+        let short: Vec<GroupId> =
+            self.shape.groups.iter().map(|(id, _)| id).filter(|id| search.slots[id.index()] > 0).collect();
+        if let [] | [_] = short[..] {
+            let group = short.first().copied().unwrap_or_default();
+            return self.victims_in(group, search, victims);
+        }
+        let mut is_enough = |count: usize, victims: &mut Vec<SeqId>| {
+            let part = VictimSearch { candidates: &search.candidates[..count], ..*search };
+            short.iter().all(|&group| self.victims_in(group, &part, victims))
+        };
+        let (mut least, mut most) = (0, search.candidates.len());
+        let found = is_enough(most, victims);
+        while found && least < most {
+            let count = least.midpoint(most);
+            if is_enough(count, victims) { most = count } else { least = count + 1 }
+        }
+        victims.clear();
+        victims.extend_from_slice(if found { &search.candidates[..most] } else { &[] });
+        found
     }
 
-    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
-        self.primary.slots_held_by(sequences)
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> Slots {
+        let mut slots = self.primary.slots_held_by(sequences);
+        for (count, window) in slots.iter_mut().skip(1).zip(&mut self.windows) {
+            *count = window.slots_held_by(sequences);
+        }
+        if let Some((group, states)) = self.shape.groups.states().zip(self.states.as_ref()) {
+            slots[group.index()] = states.tails_held_by(sequences, true);
+        }
+        slots
     }
 }
 
 impl Grouped {
-    /// Fails with `NoCheckpoint` if no state is at length `to`.
-    fn check_floor(&mut self, seq: SeqId, to: Position) -> Result<(), CacheError> {
-        let floor = self.rewind_floor(seq, to)?;
-        if floor == to { Ok(()) } else { Err(CacheError::NoCheckpoint { to, nearest: floor }) }
+    /// The search of one group.
+    fn victims_in(&mut self, group: GroupId, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
+        let slots = search.slots[group.index()];
+        let search = VictimSearch { slots: GroupId::FULL.slots(slots), ..*search };
+        if group == GroupId::FULL {
+            return self.primary.victims(&search, victims);
+        }
+        if let Some(window) = self.windows.get_mut(group.index() - 1) {
+            return window.victims(&search, victims);
+        }
+        self.states.as_ref().is_some_and(|states| states.victims(&search, victims))
     }
 
     /// The hit `matched` of the primary cache, with the reason why only `usable` of its tokens can
-    /// be used. `self.anchors` must hold the anchors of its blocks, up to the caller's limit.
-    fn with_reason(&self, matched: Hit, usable: u32) -> Hit {
-        let block_size = self.shape.block_size;
-        let unusable = &self.anchors[(usable / block_size) as usize..];
+    /// be used. `self.anchors` must hold the anchors of its blocks; `limit` is the caller's, in
+    /// blocks.
+    fn with_reason(&self, matched: Hit, usable: u32, limit: u32) -> Hit {
+        let found = (self.anchors.len() as u32).min(limit);
+        let unusable = &self.anchors[(usable / self.shape.block_size) as usize..found as usize];
         if !unusable.is_empty() {
-            let short = Some(self.states.miss_reason(unusable));
-            return Hit { short, other_salt: 0, ..matched };
+            let is_served = self.windows.iter().all(|window| window.serves(found));
+            let states = self.states.as_ref().filter(|_| is_served);
+            let short = states.map_or(ShortHit::WindowReleased, |states| states.miss_reason(unusable));
+            return Hit { short: Some(short), other_salt: 0, ..matched };
         }
         let is_limited = usable < matched.tokens;
         Hit { short: if is_limited { None } else { matched.short }, ..matched }
     }
 
-    /// Completes a copy of `src` up to `upto`, which the primary has made in `dst`: shares the
-    /// checkpoints and truncates `dst` to the last one.
+    /// Completes a copy of `src` up to `upto`, which the other groups have made in `dst`: shares
+    /// the checkpoints and truncates `dst` to the last one at which every window can continue.
     fn share_states(&mut self, src: SeqId, dst: SeqId, upto: Position) -> Result<(), CacheError> {
-        let len = self.states.share_checkpoints(src, dst, upto);
-        if len < self.primary.next_position(dst)? {
-            self.primary.rewind()?.rewind_to(dst, len)
-        } else {
-            Ok(())
+        let Some(states) = &mut self.states else { return Ok(()) };
+        let len = states.share_checkpoints(src, dst, upto);
+        if len == self.primary.next_position(dst)? {
+            return Ok(());
         }
+        let to = if self.windows_serve(dst, len)? { len } else { 0 };
+        self.primary.rewind()?.rewind_to(dst, to)?;
+        self.windows.iter_mut().try_for_each(|window| window.rewind(dst, to))?;
+        if let Some(states) = self.states.as_mut().filter(|_| to < len) {
+            states.rewind(dst, to);
+        }
+        Ok(())
     }
 }
 
 impl Rewind for Grouped {
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         check_rewind_target(to, 0..=self.primary.next_position(seq)?)?;
-        self.states.floor(seq, to)
+        self.floor(seq, to)
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
+        self.rewind_floor(seq, to)?;
         self.check_floor(seq, to)?;
         self.primary.rewind()?.rewind_to(seq, to)?;
-        self.states.rewind(seq, to);
-        Ok(())
+        if let Some(states) = &mut self.states {
+            states.rewind(seq, to);
+        }
+        self.windows.iter_mut().try_for_each(|window| window.rewind(seq, to))
     }
 
     fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         check_rewind_target(to, 0..=self.primary.next_position(seq)?)?;
-        let len = self.states.checkpoint_floor(seq, to)?;
+        let of_states = self.states.as_mut().map_or(Ok(to), |states| states.checkpoint_floor(seq, to))?;
+        let len = if self.windows_serve(seq, of_states)? { of_states } else { 0 };
         self.primary.rewind()?.rewind_to(seq, len)?;
-        self.states.rewind(seq, len);
-        self.states.release_idle_tail(seq);
+        if let Some(states) = &mut self.states {
+            states.rewind(seq, len);
+            states.release_idle_tail(seq);
+        }
+        self.windows.iter_mut().try_for_each(|window| window.rewind(seq, len))?;
         Ok(len)
     }
 }
 
 impl Sequences for Grouped {
-    /// Accepts only copies from position 0 into an empty sequence: no other has a state at its end.
+    /// With states, accepts only copies from position 0 into an empty sequence: no other has a
+    /// state at its end.
     fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
-        let (len, next) = (self.primary.len(src)?, self.primary.next_position(dst)?);
-        let upto = range.end.min(len);
-        if range.start > 0 && range.start < upto {
-            return Err(CacheError::NoCheckpoint { to: upto, nearest: next });
+        let (end, next) = (self.retired_end(src)?, self.primary.next_position(dst)?);
+        let range = range.start..range.end.min(end);
+        if self.states.is_some() && range.start > 0 && !range.is_empty() {
+            return Err(CacheError::NoCheckpoint { to: range.end, nearest: next });
         }
-        self.primary.sequences()?.copy(src, dst, range.start..upto)?;
-        if range.start < upto { self.share_states(src, dst, upto) } else { Ok(()) }
+        self.windows.iter().try_for_each(|window| window.check_copy(src, dst, range.clone()))?;
+        self.primary.sequences()?.copy(src, dst, range.clone())?;
+        self.windows.iter_mut().try_for_each(|window| window.copy(src, dst, range.clone()))?;
+        if range.is_empty() { Ok(()) } else { self.share_states(src, dst, range.end) }
     }
 
     fn remove(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
@@ -131,27 +189,42 @@ impl Sequences for Grouped {
         if range.start >= range.end || range.start >= next {
             return self.primary.sequences()?.remove(seq, range);
         }
-        if range.end < next {
-            let nearest = self.states.floor(seq, range.start)?;
+        if range.end < next && self.states.is_some() {
+            let nearest = self.floor(seq, range.start)?;
             return Err(CacheError::NoCheckpoint { to: range.start, nearest });
         }
-        self.check_floor(seq, range.start)?;
+        if range.end >= next {
+            self.check_floor(seq, range.start)?;
+        }
+        self.windows.iter().try_for_each(|window| window.check_remove(seq, range.clone()))?;
         self.primary.sequences()?.remove(seq, range.clone())?;
-        self.states.rewind(seq, range.start);
-        Ok(())
+        if let Some(states) = &mut self.states {
+            states.rewind(seq, range.start);
+        }
+        self.windows.iter_mut().try_for_each(|window| window.remove(seq, range.clone()))
     }
 
     fn keep(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.primary.sequences()?.keep(seq)?;
-        let closed: Vec<SeqId> = self.states.ids().filter(|&id| self.primary.len(id).is_err()).collect();
-        closed.into_iter().for_each(|id| self.states.close(id));
+        self.windows.iter_mut().try_for_each(|window| window.keep(seq))?;
+        if let Some(states) = &mut self.states {
+            let closed: Vec<SeqId> = states.ids().filter(|&id| self.primary.len(id).is_err()).collect();
+            closed.into_iter().for_each(|id| states.close(id));
+        }
         Ok(())
     }
 
     fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
-        let upto = self.primary.len(seq)?;
+        let upto = self.retired_end(seq)?;
+        self.windows.iter().try_for_each(|window| window.check_fork(seq, n))?;
         let forks = self.primary.sequences()?.fork(seq, n)?;
-        forks.iter().for_each(|&fork| self.states.open(fork));
+        for window in &mut self.windows {
+            let opened = window.fork(seq, n)?;
+            debug_assert_eq!(opened, forks);
+        }
+        if let Some(states) = &mut self.states {
+            forks.iter().for_each(|&fork| states.open(fork));
+        }
         forks.iter().try_for_each(|&fork| self.share_states(seq, fork, upto))?;
         Ok(forks)
     }
@@ -160,16 +233,19 @@ impl Sequences for Grouped {
 impl Prefix for Grouped {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
         let matched = self.match_prompt(tokens, salt).unwrap_or_default();
-        let usable = self.states.usable_blocks(&self.anchors) * self.shape.block_size;
-        let explained = self.with_reason(matched, usable);
-        match self.primary.prefix() {
+        let usable = self.usable_blocks(u32::MAX);
+        let explained = self.with_reason(matched, usable * self.shape.block_size, u32::MAX);
+        self.anchors.truncate(usable as usize);
+        let usable = usable * self.shape.block_size;
+        let hit = match self.primary.prefix() {
             // A second lookup, of the usable prefix, counts its evictable slots.
             Ok(prefix) if usable < matched.tokens => {
                 let hit = prefix.lookup(tokens.get(..usable as usize + 1).unwrap_or(tokens), salt);
                 Hit { tokens: hit.tokens, evictable: hit.evictable, lookup: hit.lookup, ..explained }
             }
             _ => explained,
-        }
+        };
+        Hit { evictable: self.evictable_of_hit(hit.evictable), ..hit }
     }
 
     fn attach(
@@ -183,17 +259,25 @@ impl Prefix for Grouped {
         if self.primary.next_position(seq)? > 0 {
             return Err(CacheError::CopyOverlaps);
         }
-        // Checkpoints may have been evicted since the lookup.
+        // Window blocks and checkpoints may have been evicted since the lookup.
         let matched = self.match_prompt(tokens, salt)?;
-        let block_size = self.shape.block_size;
-        self.anchors.truncate((limit / block_size) as usize);
-        let usable = self.states.usable_blocks(&self.anchors) * block_size;
-        let explained = self.with_reason(matched, usable);
+        let limit = limit / self.shape.block_size;
+        let usable = self.usable_blocks(limit);
+        let explained = self.with_reason(matched, usable * self.shape.block_size, limit);
+        self.anchors.truncate(usable as usize);
+        let usable = usable * self.shape.block_size;
         let hit = self.primary.prefix()?.attach(seq, tokens, salt, usable, matched.lookup)?;
-        self.anchors.truncate((hit.tokens / block_size) as usize);
-        self.states.attach(seq, &self.anchors);
-        self.states.mark(seq, &[matched.tokens])?;
-        Ok(Hit { tokens: hit.tokens, evictable: hit.evictable, lookup: hit.lookup, ..explained })
+        debug_assert_eq!(hit.tokens, usable);
+        let evictable = self.evictable_of_hit(hit.evictable);
+        for window in &mut self.windows {
+            window.attach(seq, &self.anchors)?;
+            window.mark(seq, &[matched.tokens]);
+        }
+        if let Some(states) = &mut self.states {
+            states.attach(seq, &self.anchors);
+            states.mark(seq, &[matched.tokens])?;
+        }
+        Ok(Hit { tokens: hit.tokens, evictable, lookup: hit.lookup, ..explained })
     }
 
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {
@@ -201,8 +285,12 @@ impl Prefix for Grouped {
         prefix.publish(seq, tokens, computed)?;
         let published = prefix.published(seq)?;
         self.unlink_evicted();
-        if let Some(anchors) = self.primary.anchors() {
-            self.states.link(seq, published, |block| anchors.anchor_of(seq, block).ok().flatten());
+        let Some(anchors) = self.primary.anchors() else { return Ok(()) };
+        for window in &mut self.windows {
+            window.link(seq, published, |block| anchors.anchor_of(seq, block).ok().flatten())?;
+        }
+        if let Some(states) = &mut self.states {
+            states.link(seq, published, |block| anchors.anchor_of(seq, block).ok().flatten());
         }
         Ok(())
     }
@@ -235,4 +323,4 @@ impl Prefix for Grouped {
 }
 
 const NO_TRANSFER: &str =
-    "K/V transfer does not support recurrent states: K/V blocks without a state cannot be resumed";
+    "K/V transfer supports neither recurrent states nor window groups: it transfers blocks of group 0";

@@ -1,86 +1,94 @@
-//! `Grouped`: the cache of a hybrid model. Combines a K/V cache with a pool of recurrent states.
+//! `Grouped`: the cache of a model with several layer groups. Combines a K/V cache with pools for
+//! sliding-window layers and a pool of recurrent states.
 //!
 //! The *primary* cache, of any kind, allocates the K/V slots of group 0 and decides lengths, fork
-//! families and prefix matches. `StateGroup` manages the states. An operation runs in three parts,
-//! so that it never succeeds in one group and fails in the other:
+//! families and prefix matches. A `WindowGroup` manages the slots of a window, `StateGroup` the
+//! states. An operation runs in three parts, so that it never succeeds in one group and fails in
+//! another:
 //!
-//! 1. Check the preconditions on states.
+//! 1. Check the preconditions on windows and states.
 //! 2. Call the primary cache, which may refuse; nothing has changed then.
-//! 3. Update the states, which cannot fail.
+//! 3. Update the windows and states, which cannot fail.
 //!
-//! Recurrent states restrict the operations:
+//! Windows and states restrict the operations:
 //!
-//! - A sequence can be truncated, copied or forked only at a position that has a state; see
-//!   `rewind_floor`.
-//! - A checkpoint at the end of a published block is linked to the *anchor* of the block. A prefix
-//!   hit ends at the last matched block with a checkpoint.
+//! - A sequence can be truncated, copied or forked only at a position that has a state, and before
+//!   which the rows of the windows were not released; see `rewind_floor`.
+//! - Window blocks and checkpoints are linked to the *anchors* of the primary's published blocks. A
+//!   prefix hit ends at the last matched block at which every group can continue.
 //! - `attach` marks the length that the primary matched, where two prompts diverge. The next prompt
-//!   that diverges there finds a checkpoint.
+//!   that diverges there finds a checkpoint, and the rows of the windows if the engine publishes
+//!   the sequence before they are released.
 //!
-//! Unsupported: draft trees, imported rows, rings and shared prefixes.
+//! Unsupported: draft trees, imported rows, rings and shared prefixes. `contiguous` and `tree` have
+//! no window groups: their sliding-window layers join group 0.
 //!
-//! `build` creates one for `CacheConfig::states`. Guarded by `tests/states/` and by
-//! `kvasir-engine/tests/toy`.
+//! `build` creates one for `CacheConfig::windows` and `CacheConfig::states`. The engine does not
+//! configure windows yet: decision 0046 lists the missing steps. Guarded by `tests/windows/`,
+//! `tests/states/` and `kvasir-engine/tests/toy`.
 
 mod capabilities;
+mod groups;
 pub(crate) mod states;
+mod window_group;
 
+use crate::blocks::BlockConfig;
 use crate::contract::cache::{Cache, CacheShape, ClaimRow};
-use crate::contract::capabilities::{Hit, Prefix, Rewind, Sequences};
+use crate::contract::capabilities::{Prefix, Rewind, Sequences};
 use crate::contract::error::CacheError;
-use crate::contract::group::{Anchor, GroupId, Groups, RecomputeCosts, StateConfig};
-use crate::contract::ids::{Position, SeqId, StepId, Token};
+use crate::contract::group::{Anchor, GroupId, Groups, RecomputeCosts, StateConfig, WindowConfig};
+use crate::contract::ids::{Position, SeqId, StepId};
 use crate::contract::plan::Plan;
+use crate::contract::section::Section;
 use crate::contract::usage::PoolUsage;
 use crate::grouped::states::group::StateGroup;
+use crate::grouped::window_group::WindowGroup;
 
-/// A primary cache and the recurrent states of its sequences.
+/// Configuration of the groups besides the primary cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupsConfig<'a> {
+    /// The window groups, from narrow to wide.
+    pub(crate) windows: &'a [WindowConfig],
+    /// Block size and limits of the primary cache, which the window groups share.
+    pub(crate) blocks: BlockConfig,
+    pub(crate) states: Option<StateConfig>,
+}
+
+/// A primary cache, and the window rows and recurrent states of its sequences.
 pub(crate) struct Grouped {
     primary: Box<dyn Cache>,
     shape: CacheShape,
-    states: StateGroup,
+    windows: Vec<WindowGroup>,
+    states: Option<StateGroup>,
     /// Anchors of the newest lookup; scratch memory.
     anchors: Vec<Anchor>,
 }
 
 impl Grouped {
-    /// Adds recurrent states to `primary`, a cache without sequences.
-    pub(crate) fn new(mut primary: Box<dyn Cache>, config: StateConfig) -> Result<Self, CacheError> {
-        if config.live == 0 {
-            return Err(CacheError::BadConfig("a model with recurrent layers needs at least one live state"));
+    /// Adds groups to `primary`, a cache without sequences.
+    pub(crate) fn new(mut primary: Box<dyn Cache>, config: GroupsConfig<'_>) -> Result<Self, CacheError> {
+        let GroupsConfig { windows, blocks, states } = config;
+        let groups = Groups::new(windows, states.is_some());
+        if windows.len() > Groups::MAX_WINDOWS {
+            return Err(CacheError::BadConfig("a cache has at most two window groups"));
         }
-        if config.live.checked_add(config.checkpoints).is_none() {
-            return Err(CacheError::BadConfig("the number of live states and checkpoints exceeds 2^32 - 1"));
+        if !windows.is_empty() && primary.shape().kind.holds_one_sequence() {
+            return Err(CacheError::BadConfig(
+                "a cache of one sequence has no window groups: its sliding-window layers join group 0",
+            ));
         }
-        let groups = Groups::with_states();
-        let group = groups.states().unwrap_or_default();
-        let shape = CacheShape { groups, states: Some(config), ..primary.shape().clone() };
-        let states = StateGroup::new(group, config, shape.block_size);
+        let window_groups = groups.iter().skip(1).zip(windows);
+        let windows = window_groups.map(|((group, _), config)| WindowGroup::new(group, *config, blocks));
+        let windows = windows.collect::<Result<Vec<_>, _>>()?;
+        let block_size = primary.shape().block_size;
+        let of_states = groups.states().zip(states);
+        let of_states = of_states.map(|(group, config)| StateGroup::new(group, config, block_size));
+        let shape = CacheShape { groups, states, ..primary.shape().clone() };
+        let states = of_states.transpose()?;
         if let Some(anchors) = primary.anchors() {
             anchors.record_unpublished();
         }
-        Ok(Self { primary, shape, states, anchors: Vec::new() })
-    }
-
-    /// Unlinks the checkpoints of evicted blocks. The primary may reuse their anchors, so this
-    /// precedes every other use of anchors.
-    fn unlink_evicted(&mut self) {
-        self.anchors.clear();
-        if let Some(anchors) = self.primary.anchors() {
-            anchors.take_unpublished(&mut self.anchors);
-        }
-        self.states.unlink(&self.anchors);
-    }
-
-    /// Looks up a prompt in the primary cache; leaves the anchors of its blocks in `self.anchors`.
-    fn match_prompt(&mut self, tokens: &[Token], salt: u64) -> Result<Hit, CacheError> {
-        self.unlink_evicted();
-        self.anchors.clear();
-        let matched = self.primary.prefix()?.lookup(tokens, salt);
-        if let Some(anchors) = self.primary.anchors() {
-            anchors.matched(&mut self.anchors);
-        }
-        Ok(matched)
+        Ok(Self { primary, shape, windows, states, anchors: Vec::new() })
     }
 }
 
@@ -94,19 +102,23 @@ impl Cache for Grouped {
     }
 
     fn usage_of(&self, group: GroupId) -> PoolUsage {
-        if Some(group) == self.shape.groups.states() {
-            self.states.usage()
-        } else {
-            self.primary.usage_of(group)
+        match (self.window(group), &self.states) {
+            (Some(window), _) => window.usage(),
+            (None, Some(states)) if Some(group) == self.shape.groups.states() => states.usage(),
+            _ => self.primary.usage_of(group),
         }
     }
 
     fn mark_checkpoints(&mut self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
-        self.states.mark(seq, positions)
+        self.primary.mark_checkpoints(seq, positions)?;
+        self.windows.iter_mut().for_each(|window| window.mark(seq, positions));
+        self.states.as_mut().map_or(Ok(()), |states| states.mark(seq, positions))
     }
 
     fn set_recompute_costs(&mut self, costs: RecomputeCosts) {
-        self.states.set_recompute_costs(costs);
+        if let Some(states) = &mut self.states {
+            states.set_recompute_costs(costs);
+        }
     }
 
     fn generation(&self) -> u64 {
@@ -114,13 +126,23 @@ impl Cache for Grouped {
     }
 
     fn open(&mut self) -> Result<SeqId, CacheError> {
-        self.primary.open().inspect(|&seq| self.states.open(seq))
+        let seq = self.primary.open()?;
+        for window in &mut self.windows {
+            let opened = window.open()?;
+            debug_assert_eq!(opened, seq);
+        }
+        if let Some(states) = &mut self.states {
+            states.open(seq);
+        }
+        Ok(seq)
     }
 
     fn close(&mut self, seq: SeqId) -> Result<(), CacheError> {
         self.primary.close(seq)?;
-        self.states.close(seq);
-        Ok(())
+        if let Some(states) = &mut self.states {
+            states.close(seq);
+        }
+        self.windows.iter_mut().try_for_each(|window| window.close(seq))
     }
 
     fn preallocate_slots(&mut self, seq: SeqId, upto: u32) -> Result<u32, CacheError> {
@@ -140,29 +162,48 @@ impl Cache for Grouped {
     }
 
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
-        self.unlink_evicted();
-        self.states.check_claim(rows)?;
+        if let Some(states) = &self.states {
+            states.check_claim(rows)?;
+        }
+        self.windows.iter_mut().try_for_each(|window| window.check_claim(step, rows))?;
         self.primary.claim(step, rows)?;
-        self.states.claim(step, rows);
-        Ok(())
+        self.unlink_evicted();
+        if let Some(states) = &mut self.states {
+            states.claim(step, rows);
+        }
+        self.windows.iter_mut().try_for_each(|window| window.claim(step, rows))
     }
 
     fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError> {
+        let mut sections = std::mem::take(&mut plan.windows);
         self.primary.plan(step, plan)?;
-        self.states.plan(step, &mut plan.states);
+        sections.resize_with(self.windows.len(), Section::default);
+        let mut windows = self.windows.iter_mut().zip(&mut sections);
+        if let Err(error) = windows.try_for_each(|(window, section)| window.plan(step, section)) {
+            *plan = Plan::default();
+            return Err(error);
+        }
+        plan.windows = sections;
+        if let Some(states) = &self.states {
+            states.plan(step, &mut plan.states);
+        }
         Ok(())
     }
 
     fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
         self.primary.retire(step)?;
-        self.states.retire(step);
-        Ok(())
+        if let Some(states) = &mut self.states {
+            states.retire(step);
+        }
+        self.windows.iter_mut().try_for_each(|window| window.retire(step))
     }
 
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         self.primary.cancel(step)?;
-        self.states.cancel(step);
-        Ok(())
+        if let Some(states) = &mut self.states {
+            states.cancel(step);
+        }
+        self.windows.iter_mut().try_for_each(|window| window.cancel(step))
     }
 
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {

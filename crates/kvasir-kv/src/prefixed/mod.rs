@@ -17,6 +17,7 @@ use crate::contract::capabilities::{
     Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
 use crate::contract::error::CacheError;
+use crate::contract::group::Slots;
 use crate::contract::ids::{BlockId, PoolId, Position, SeqId, StepId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::mask::{Mask, set_range, shift_into, words_for};
@@ -293,7 +294,7 @@ impl<C: Cache + ?Sized> Victims for Prefixed<C> {
         self.inner.victims(&VictimSearch { truncate, hit, ..*search }, victims)
     }
 
-    fn slots_held_by(&mut self, sequences: &[SeqId]) -> u32 {
+    fn slots_held_by(&mut self, sequences: &[SeqId]) -> Slots {
         self.inner.slots_held_by(sequences)
     }
 }

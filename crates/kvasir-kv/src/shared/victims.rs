@@ -2,8 +2,8 @@
 //! free, computed without changing anything.
 //!
 //! A slot comes free with its last owner, so the sum of the candidates' lengths overestimates where
-//! they share a prefix. `choose` counts in a `TrialRelease`, a model of the cache after hypothetical
-//! releases:
+//! they share a prefix. `choose` counts in a `TrialRelease`, a model of the cache after
+//! hypothetical releases:
 //!
 //! 1. Close the candidates in the caller's order (typically LRU) until enough slots come free.
 //! 2. From the last to the first, keep open each one without which enough slots still come free.
@@ -11,6 +11,7 @@
 //! Guarded by `tests/victims.rs`, which closes the chosen sequences and compares.
 
 use crate::contract::capabilities::VictimSearch;
+use crate::contract::group::GroupId;
 use crate::contract::ids::SeqId;
 
 /// A model of a cache after hypothetical releases.
@@ -23,32 +24,33 @@ pub(crate) trait TrialRelease {
     fn freed(&self) -> u32;
 }
 
-/// Greedy selection, then pruning of superfluous victims; see the module. Returns false, and no
-/// victims, if not even all candidates suffice.
+/// Selection by the slots of group 0: greedy, then pruning of superfluous victims; see the module.
+/// Returns false, and no victims, if not even all candidates suffice.
 pub(crate) fn choose(
     trial: &mut impl TrialRelease,
     search: &VictimSearch<'_>,
     victims: &mut Vec<SeqId>,
 ) -> bool {
     victims.clear();
+    let slots = search.slots[GroupId::FULL.index()];
     if let Some((seq, len)) = search.truncate {
         trial.release(seq, len);
     }
     for &candidate in search.candidates {
-        if trial.freed() >= search.slots {
+        if trial.freed() >= slots {
             break;
         }
         trial.release(candidate, 0);
         victims.push(candidate);
     }
-    if trial.freed() < search.slots {
+    if trial.freed() < slots {
         victims.clear();
         return false;
     }
     for at in (0..victims.len()).rev() {
         let victim = victims[at];
         trial.undo_release(victim);
-        if trial.freed() >= search.slots {
+        if trial.freed() >= slots {
             victims.remove(at);
         } else {
             trial.release(victim, 0);

@@ -67,7 +67,7 @@ fn a_prompt_hits_an_earlier_prefix() {
         cache.close(a).unwrap();
         assert_eq!(cache.usage(), usage(24, 8, 0, 0));
         let hit = cache.prefix().unwrap().lookup(&prompt, 0);
-        assert_eq!((hit.tokens, hit.evictable), (8, 8));
+        assert_eq!((hit.tokens, hit.evictable[0]), (8, 8));
         let b = cache.open().unwrap();
         cache.prefix().unwrap().attach(b, &prompt, 0, u32::MAX, hit.lookup).unwrap();
         assert_eq!(cache.usage(), usage(24, 0, 8, 0));

@@ -32,7 +32,7 @@ impl<I: Index> Simulation<I> {
             assert!(hit.tokens < prompt.len() as u32 && hit.tokens <= limit);
             if limit == u32::MAX {
                 assert_eq!(hit, found);
-                assert_eq!(before.evictable - self.cache.usage().evictable, hit.evictable);
+                assert_eq!(before.evictable - self.cache.usage().evictable, hit.evictable[0]);
             }
             self.hits += hit.tokens;
             model.salt = salt;

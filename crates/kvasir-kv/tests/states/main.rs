@@ -145,7 +145,7 @@ impl Simulation {
             let hit = prefix.attach(seq, &prompt, model.salt, limit, lookup).unwrap();
             assert!(hit.tokens <= found.tokens && hit.tokens < prompt.len() as u32);
             assert!(hit.tokens == found.tokens || limit < found.tokens);
-            assert!(hit.evictable <= hit.tokens);
+            assert!(hit.evictable[0] <= hit.tokens);
             model.tokens = prompt[..hit.tokens as usize].to_vec();
             model.committed = hit.tokens;
             self.hits += hit.tokens;

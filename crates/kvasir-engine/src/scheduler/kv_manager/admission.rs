@@ -9,7 +9,7 @@ use crate::request::sequence::Sequence;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::KvManager;
 use crate::scheduler::retained_sessions::Shortage;
-use kvasir_kv::{Hit, SeqId, ShortHit};
+use kvasir_kv::{GroupId, Hit, SeqId, ShortHit};
 
 /// Admission terms of a waiting sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,8 @@ impl KvManager {
         let found = self.find_prefix(sequence, fork);
         match self.retained.reusable(&mut *self.cache, sequence, found.tokens, limit) {
             0 => {
-                let (tokens, evictable) = (found.tokens.min(limit), found.evictable.min(limit));
+                let (tokens, evictable) =
+                    (found.tokens.min(limit), found.evictable.map(|slots| slots.min(limit)));
                 (Hit { tokens, evictable, ..found }, 0)
             }
             tokens => (self.retained_hit(sequence, tokens, found), tokens),
@@ -156,7 +157,7 @@ impl KvManager {
         let slots = self.budget.block().whole(reserve_to.max(sequence.len()) + skipped);
         let grant = Grant { hit, retained, reserve_to, slots };
         let held = (hit.tokens + skipped) / self.block() * self.block();
-        let needed = slots.saturating_sub(held) + hit.evictable;
+        let needed = slots.saturating_sub(held) + hit.evictable[GroupId::FULL.index()];
         let watermark = if activity.running { self.watermark } else { 0 };
         let usage = self.cache.usage();
         let unreserved = self.budget.unreserved(usage);

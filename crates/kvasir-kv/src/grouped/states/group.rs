@@ -45,9 +45,15 @@ pub(crate) struct StateGroup {
 
 impl StateGroup {
     /// A group without sequences. `block_size` is that of the primary cache.
-    pub(crate) fn new(group: GroupId, config: StateConfig, block_size: u32) -> Self {
+    pub(crate) fn new(group: GroupId, config: StateConfig, block_size: u32) -> Result<Self, CacheError> {
+        if config.live == 0 {
+            return Err(CacheError::BadConfig("a model with recurrent layers needs at least one live state"));
+        }
+        if config.live.checked_add(config.checkpoints).is_none() {
+            return Err(CacheError::BadConfig("the number of live states and checkpoints exceeds 2^32 - 1"));
+        }
         let interval = config.interval.next_multiple_of(block_size);
-        Self {
+        Ok(Self {
             group,
             config,
             spacing: CheckpointSpacing { block_size, interval },
@@ -57,7 +63,7 @@ impl StateGroup {
             in_flight: StatesInFlight::default(),
             positions: Vec::new(),
             saves: Vec::new(),
-        }
+        })
     }
 
     pub(crate) fn usage(&self) -> PoolUsage {

@@ -14,7 +14,7 @@
 //!    checkpoints; `sequences` finds it by id.
 //! 5. `in_flight`: the rows of steps in flight.
 //! 6. `group`: the cache operations on the states of all sequences; `sharing` has those on shared
-//!    checkpoints, `check` the consistency check.
+//!    checkpoints, `victims` the selection of victims, `check` the consistency check.
 //!
 //! Must not know: K/V slots, tokens, the primary cache. Guarded by `tests/states/`.
 
@@ -27,3 +27,4 @@ pub(crate) mod sequence;
 pub(crate) mod sequences;
 mod sharing;
 pub(crate) mod tail_pool;
+mod victims;

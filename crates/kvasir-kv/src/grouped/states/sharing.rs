@@ -45,11 +45,9 @@ impl StateGroup {
         }
     }
 
-    /// Length in blocks of the longest prefix that has a checkpoint at its end. `anchors` are those
-    /// of a prompt's blocks in order.
-    pub(crate) fn usable_blocks(&self, anchors: &[Anchor]) -> u32 {
-        let last = anchors.iter().rposition(|&anchor| self.ledger.find(anchor).is_some());
-        last.map_or(0, |last| last as u32 + 1)
+    /// Whether a checkpoint is at the end of a published block.
+    pub(crate) fn has_checkpoint(&self, anchor: Anchor) -> bool {
+        self.ledger.find(anchor).is_some()
     }
 
     /// Why none of the blocks with these anchors has a checkpoint.

@@ -35,6 +35,11 @@ impl TailPool {
         PoolUsage { free, evictable: 0, held, leased: self.0.len() as u32 - held - free }
     }
 
+    /// Whether a row of a step in flight names a tail.
+    pub(crate) fn is_leased(&self, tail: u32) -> bool {
+        self.0[tail as usize].leases > 0
+    }
+
     /// Takes the lowest free tail.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let number = self.0.iter().position(|tail| *tail == Tail::default())?;
