@@ -6,7 +6,8 @@
 
 use kvasir_exec::{BatchRow, Drafts, Executor, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_kv::{
-    Cache, CacheConfig, CacheKind, ClaimRow, Lookup, Position, SeqId, Span, StateConfig, StepId, Token, build,
+    Cache, CacheConfig, CacheKind, ClaimRow, Lookup, Position, SeqId, Span, StateConfig, StepId, Token,
+    WindowConfig, build,
 };
 use kvasir_sim::{Toy, ToyShape};
 use kvasir_testkit::Random;
@@ -34,8 +35,16 @@ impl Simulation {
         let mut random = Random::new(seed);
         let states = StateConfig { live: 3, checkpoints: random.between(0, 8), tail_rows: 4, interval: 8 };
         let block_size = random.pick(&[1, 4]);
-        let config = CacheConfig { block_size, states: Some(states), ..CacheConfig::new(400) };
-        let windows = random.pick(&[&[][..], &[1], &[3, 7]]).to_vec();
+        let windows: Vec<u32> = random.pick(&[&[][..], &[1], &[3, 7]]).to_vec();
+        // The windows of other caches join the full group.
+        let has_groups = !kind.holds_one_sequence() && random.chance(60);
+        let groups = windows.iter().filter(|_| has_groups);
+        let config = CacheConfig {
+            block_size,
+            states: Some(states),
+            windows: groups.map(|&window| WindowConfig { window, capacity: 100, longest_draft: 4 }).collect(),
+            ..CacheConfig::new(400)
+        };
         let shape = ToyShape { windows, state: true };
         let (cache, toy) = (build(kind, &config).unwrap(), Toy::new().with_shape(shape.clone()));
         Self { cache, toy, shape, random, step: 0, rows: 0 }
@@ -178,11 +187,15 @@ fn violation(break_plan: impl Fn(&mut Step)) -> String {
     let mut run = Simulation::new(CacheKind::Paged, 1);
     run.shape = ToyShape { windows: vec![4], state: true };
     run.toy = Toy::new().with_shape(run.shape.clone());
+    let config = CacheConfig {
+        states: Some(StateConfig { live: 3, checkpoints: 4, tail_rows: 4, interval: 8 }),
+        windows: vec![WindowConfig { window: 4, capacity: 64, longest_draft: 4 }],
+        ..CacheConfig::new(64)
+    };
+    run.cache = build(CacheKind::Paged, &config).unwrap();
     let request = run.open(&[101, 102, 103, 104, 105, 106]);
     for (i, tokens) in [&[101, 102, 103, 104][..], &[105, 106]].into_iter().enumerate() {
         let mut step = run.plan(&request, tokens, 0);
-        let window = step.plan.full.clone();
-        step.plan.windows.push(window);
         if i == 1 {
             break_plan(&mut step);
         }
