@@ -309,11 +309,10 @@ impl Simulation {
     /// Checks that the copy ends at or after the last checkpoint that must exist.
     fn record_copy(&mut self, src: SeqId, dst: SeqId, upto: Position) {
         let len = self.cache.claimed_len(dst).unwrap();
-        let source = self.seqs[&src].clone();
         assert!(len <= upto);
-        let due = source.due.iter().rev().find(|at| **at <= upto.min(source.committed));
-        assert!(!self.is_ample || due.is_none_or(|due| len >= *due), "{due:?}, {len} of {upto} copied");
-        let mut model = source;
+        let due = self.last_written(src, upto);
+        assert!(!self.is_ample || due.is_none_or(|due| len >= due), "{due:?}, {len} of {upto} copied");
+        let mut model = self.seqs[&src].clone();
         model.truncate(len);
         self.seqs.insert(dst, model);
     }

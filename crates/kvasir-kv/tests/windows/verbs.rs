@@ -3,7 +3,7 @@
 
 use crate::Simulation;
 use crate::model::{CachedPrefixes, Sequence};
-use kvasir_kv::{CacheError, Lookup, Position, SeqId, Token};
+use kvasir_kv::{CacheError, Lookup, Position, SeqId, ShortHit, Token};
 use std::ops::Range;
 
 impl Simulation {
@@ -36,6 +36,11 @@ impl Simulation {
                 let expected = self.prefixes.hit(&prompt, model.salt, &self.windows, self.block);
                 assert_eq!(found.tokens, expected, "prompt {prompt:?}");
                 let matched = self.prefixes.hit(&prompt, model.salt, &[], self.block);
+                assert_eq!((found.matched, hit.matched), (matched, matched));
+                let is_released = found.short == Some(ShortHit::WindowReleased);
+                assert_eq!(is_released, expected < matched, "{found:?}");
+                let most = (prompt.len() as u32 - 1) / self.block * self.block;
+                assert_eq!(found.short.is_some(), expected < most, "{found:?}");
                 self.totals.missed += matched - expected;
             }
             prompt[..hit.tokens as usize].iter().for_each(|token| model.push(*token));
@@ -116,6 +121,21 @@ impl Simulation {
             result.unwrap();
         }
         self.truncate(seq, floor);
+    }
+
+    /// Truncates as for a retained session: where no group can continue, to 0.
+    pub(crate) fn rewind_to_checkpoint(&mut self) {
+        let Some(seq) = self.random_sequence() else { return };
+        let to = self.seqs[&seq].next() - self.below(self.seqs[&seq].next().min(30) + 1);
+        let held = self.holds_windows(seq, to);
+        let len = self.cache.rewind().unwrap().rewind_to_checkpoint(seq, to).unwrap();
+        if !self.has_states && self.is_exact {
+            assert_eq!(len, if held { to } else { 0 });
+        }
+        assert!(len <= to && (!self.has_states || len.is_multiple_of(self.block)));
+        self.truncate(seq, len);
+        let next = self.seqs[&seq].next();
+        assert_eq!(self.cache.rewind().unwrap().rewind_floor(seq, next), Ok(next));
     }
 
     /// Adds copied rows to the model of `dst`. With states, the copy ends at a checkpoint.
