@@ -8,7 +8,6 @@
 //! 3. Store the inputs of draft tokens in the tails.
 
 use crate::isa::dispatch::per_isa;
-use crate::isa::features::Isa;
 use crate::recurrent::inputs::{RowInputs, Source};
 use crate::recurrent::op_context::OpContext;
 use crate::recurrent::weights::ConvWeights;
