@@ -227,6 +227,10 @@ fn elementwise_body(x: &[f32], function: Elementwise, y: &mut [f32]) {
         Elementwise::Relu => pairs.for_each(|(y, x)| *y = x.max(0.0)),
         Elementwise::Silu => pairs.for_each(|(y, x)| *y = x * sigmoid(*x)),
         Elementwise::Tanh => pairs.for_each(|(y, x)| *y = x.tanh()),
+        Elementwise::Sigmoid => pairs.for_each(|(y, x)| *y = sigmoid(*x)),
+        Elementwise::SignedSqrt => pairs.for_each(|(y, x)| {
+            *y = if *x == 0.0 { 0.0 } else { x.abs().max(1e-6).sqrt().copysign(*x) };
+        }),
     }
 }
 

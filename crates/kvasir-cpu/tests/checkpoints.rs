@@ -24,9 +24,31 @@ fn cases() -> Vec<PathBuf> {
     let dir = std::env::var_os("KVASIR_MODELS").map_or(here, PathBuf::from);
     let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
     cases.retain(|p| p.join("config.json").exists() && p.join("expected.json").exists());
+    cases.retain(|case| !program(case).ops.iter().any(has_no_kernel));
     cases.sort();
     assert!(cases.len() >= 24, "only {} checkpoints", cases.len());
     cases
+}
+
+fn program(case: &Path) -> Program {
+    Model::build(&Checkpoint::open(case).unwrap().source()).unwrap().target
+}
+
+/// Whether the backend refuses programs with this op.
+fn has_no_kernel(op: &Op) -> bool {
+    matches!(op, Op::NgramEmbed { .. })
+}
+
+#[test]
+fn models_without_kernels_are_refused_by_name() {
+    let refused = [("qwen4_exp", "has n-gram embeddings, which this backend has no kernels for")];
+    for (name, what) in refused {
+        let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(name);
+        let source = Arc::new(Checkpoint::open(&case).unwrap());
+        let loaded = CpuModel::load(&program(&case), source, Precision::Auto, Arc::new(ThreadPool::new(1)));
+        let error = loaded.err().unwrap().to_string();
+        assert!(error.contains(what), "{name}: {error}");
+    }
 }
 
 fn load(case: &Path, precision: Precision, threads: usize) -> Arc<CpuModel> {

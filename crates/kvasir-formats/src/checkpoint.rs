@@ -20,7 +20,7 @@ use crate::gguf::reader::Gguf;
 use crate::gguf::reader::TensorInfo;
 use crate::safetensors;
 use crate::tensor::TensorView;
-use kvasir_program::{Eagle3, Layout, Program, Source, canonical_name};
+use kvasir_program::{Architecture, Eagle3, Layout, Program, Source, canonical_name};
 use serde_json::Value as Json;
 use std::{
     collections::BTreeMap,
@@ -64,6 +64,9 @@ struct Entry {
     file: usize,
     range: Range<usize>,
 }
+
+/// Most elements of a tensor that is part of the config.
+const MAX_CONFIG_ELEMENTS: usize = 4096;
 
 /// Whether a directory has weights in PyTorch's own format.
 fn has_pickled_weights(dir: &Path) -> bool {
@@ -120,6 +123,7 @@ impl Checkpoint {
             }
         }
         out.apply_architecture_renames()?;
+        out.move_config_tensors()?;
         Ok(out)
     }
 
@@ -171,6 +175,29 @@ impl Checkpoint {
         }
         let has_prediction = self.tensors.contains_key(&renames.prediction_tensor());
         renames.set_prediction_count(&mut self.config, has_prediction);
+        Ok(())
+    }
+
+    /// Moves integer tensors that this architecture counts as config into it.
+    fn move_config_tensors(&mut self) -> Result<()> {
+        let Ok(architecture) = Architecture::of(&self.config) else { return Ok(()) };
+        for (end, key) in architecture.config_tensors {
+            let names: Vec<String> =
+                self.tensors.keys().filter(|name| name.ends_with(end)).cloned().collect();
+            for name in names {
+                let bad = |why: &str| Error::at(format!("tensor {name}"), why).in_file(&self.path);
+                if self.tensors[&name].shape.iter().product::<usize>() > MAX_CONFIG_ELEMENTS {
+                    return Err(bad("has too many elements"));
+                }
+                let values = Json::from(self.integers(&name)?.unwrap_or_default());
+                let map = self.config.as_object_mut();
+                let found = map.and_then(|map| map.insert((*key).to_owned(), values.clone()));
+                if found.is_some_and(|found| !found.is_null() && found != values) {
+                    return Err(bad("differs from that of another layer, which is not supported"));
+                }
+                self.tensors.remove(&name);
+            }
+        }
         Ok(())
     }
 

@@ -1,5 +1,4 @@
-//! Reference attention: softmax(Q K^T * scale) V per query, with GQA, MLA, soft-capping and sinks;
-//! and the top-k indexer, over single entries or pools of entries (`KeyPool`).
+//! Reference attention: softmax(Q K^T * scale) V per query, with GQA, MLA, soft-capping and sinks.
 //!
 //! Scores of all entries that a row reads are materialized, in order of position, and those that
 //! the query does not see are masked to −∞. The order of the reduction therefore depends on
@@ -7,11 +6,10 @@
 //! no bit.
 
 use crate::mask::Reads;
-use crate::math::{add_scaled, dot, largest, softmax};
+use crate::math::{add_scaled, dot, softmax};
 use crate::pool::{Part, Pool};
 use kvasir_kv::{Plan, PoolId, Position, Slot};
 use kvasir_program::{LayerFacts, LayerId};
-use std::borrow::Cow;
 use std::{collections::HashMap, sync::Arc};
 
 /// The KV pools that a step reads: the session's own (id 0), and frozen ones (shared prefixes).
@@ -21,7 +19,7 @@ pub(crate) struct Pools<'a> {
 }
 
 impl Pools<'_> {
-    fn row(&self, layer: LayerId, part: Part, (pool, slot): (PoolId, Slot)) -> &[f32] {
+    pub(crate) fn row(&self, layer: LayerId, part: Part, (pool, slot): (PoolId, Slot)) -> &[f32] {
         let pool = if pool == PoolId(0) { self.own } else { &self.frozen[&pool] };
         pool.row(layer, part, slot)
     }
@@ -66,71 +64,6 @@ impl Attention<'_> {
                 }
             }
         }
-    }
-}
-
-/// The sparse-attention indexer of one layer.
-pub(crate) struct Indexer<'a> {
-    pub(crate) layer: LayerId,
-    pub(crate) top_k: usize,
-    /// How keys are pooled; `None` if each entry is scored by itself.
-    pub(crate) pool: Option<GatedKeyPool<'a>>,
-    pub(crate) kv_pools: Pools<'a>,
-}
-
-/// Size of key pools, in entries, and the biases of their gates, [size, key width].
-#[derive(Clone, Copy)]
-pub(crate) struct GatedKeyPool<'a> {
-    pub(crate) size: usize,
-    pub(crate) gate_bias: &'a [f32],
-}
-
-impl Indexer<'_> {
-    /// Selects the entries that one query attends to, in order of position.
-    ///
-    /// Without pools: the `top_k` visible entries with the highest scores. With pools: the entries
-    /// of the `top_k / size` best complete pools, and all visible entries of incomplete pools.
-    pub(crate) fn select(&self, reads: &Reads, visible: &[u32], q: &[f32], weights: &[f32]) -> Vec<u32> {
-        let size = self.pool.map_or(1, |pool| pool.size);
-        let pool_index = |entry: u32| reads.entries[entry as usize].2 as usize / size;
-        let candidates: Vec<&[u32]> = match self.pool {
-            None => visible.chunks(1).collect(),
-            Some(_) => visible.chunk_by(|a, b| pool_index(*a) == pool_index(*b)).collect(),
-        };
-        let (complete, incomplete): (Vec<&[u32]>, Vec<&[u32]>) =
-            candidates.into_iter().partition(|entries| entries.len() == size);
-        let scores: Vec<f32> = complete
-            .iter()
-            .map(|entries| {
-                let key = self.key(reads, entries);
-                let heads = q.chunks(q.len() / weights.len()).zip(weights);
-                heads.map(|(q, weight)| weight * dot(q, &key).max(0.0)).sum()
-            })
-            .collect();
-        let best = largest(&scores, self.top_k / size);
-        let chosen = best.into_iter().map(|index| complete[index as usize]);
-        let mut entries: Vec<u32> = chosen.chain(incomplete).flatten().copied().collect();
-        entries.sort_unstable();
-        entries
-    }
-
-    /// The key of a single entry, or the gated sum of the keys of a complete pool.
-    fn key(&self, reads: &Reads, entries: &[u32]) -> Cow<'_, [f32]> {
-        let row = |entry: u32| {
-            let (pool, slot, _) = reads.entries[entry as usize];
-            self.kv_pools.row(self.layer, Part::Index, (pool, slot))
-        };
-        let Some(GatedKeyPool { size, gate_bias }) = self.pool else { return row(entries[0]).into() };
-        let dim = gate_bias.len() / size;
-        let rows: Vec<&[f32]> = entries.iter().map(|entry| row(*entry)).collect();
-        let channel = |channel: usize| {
-            let biases = gate_bias.iter().skip(channel).step_by(dim);
-            let mut weights: Vec<f32> =
-                rows.iter().zip(biases).map(|(row, bias)| row[dim + channel] + bias).collect();
-            softmax(&mut weights, None);
-            rows.iter().zip(weights).map(|(row, weight)| weight * row[channel]).sum()
-        };
-        (0..dim).map(channel).collect()
     }
 }
 

@@ -11,5 +11,8 @@ pub(crate) fn elementwise(x: f32, function: Elementwise) -> f32 {
         Elementwise::Relu => x.max(0.0),
         Elementwise::Silu => x * sigmoid(x),
         Elementwise::Tanh => x.tanh(),
+        Elementwise::Sigmoid => sigmoid(x),
+        Elementwise::SignedSqrt if x == 0.0 => 0.0,
+        Elementwise::SignedSqrt => x.abs().max(1e-6).sqrt().copysign(x),
     }
 }

@@ -1,5 +1,5 @@
 //! [`Recurrence`]: the reference recurrences, one token at a time: short convolution, gated delta
-//! rule, selective scan.
+//! rule, selective scan, embeddings of hashed n-grams.
 //!
 //! A state matrix is row-major `S[i][j]`; i is the reduced index. A product
 //! `Σ_i S[i][j] x[i]` has four partial sums by i mod 4, fused multiply-adds in ascending i, then
@@ -7,52 +7,74 @@
 //! results do not depend on how a sequence is divided into steps.
 //!
 //! The *input* of a token is the row of the operands that update the state, in the order of
-//! `StateLayout`; a tail row stores it. The *readout operand*, q or C, affects the result but not
-//! the state.
+//! `StateLayout`, or the token's id; a tail row stores it. The *readout operand*, q or C, affects
+//! the result but not the state.
 
 use crate::math::sigmoid;
+use crate::ngram::{ngram_rows, recent_tokens};
 use crate::weights::Weights;
-use kvasir_program::{DecayGate, DeltaForm, Op, ScanForm, StateId, ValueId};
+use kvasir_program::{DecayGate, DeltaForm, NgramForm, Op, ScanForm, StateId, ValueId};
 
 /// The recurrence of an op, with its weights.
 pub(crate) enum Recurrence<'a> {
-    /// `y = act(bias + Σ_j weight[j] x[t - kernel + 1 + j])` per channel; `weight` has `kernel`
-    /// elements per channel, the oldest token first.
-    ShortConv { weight: &'a [f32], bias: Option<&'a [f32]>, kernel: usize, silu: bool },
+    /// `y = act(bias + Σ_j weight[j] x[t - (kernel - 1 - j) dilation])` per channel.
+    ShortConv { weights: ConvWeights<'a>, silu: bool },
     /// The gated delta rule; `decay` has one weight per value head, `dt_bias` one per decay.
     GatedDelta { form: &'a DeltaForm, decay: &'a [f32], dt_bias: &'a [f32] },
     /// The selective scan; the weights are one per head.
     SelectiveScan { form: &'a ScanForm, decay: &'a [f32], dt_bias: &'a [f32], skip: &'a [f32] },
+    /// Embeddings of the n-grams that end in a token.
+    NgramEmbed { form: &'a NgramForm, weights: &'a Weights },
+}
+
+/// Weights of a convolution.
+#[derive(Clone, Copy)]
+pub(crate) struct ConvWeights<'a> {
+    /// `kernel` elements per channel, the oldest token first.
+    weight: &'a [f32],
+    /// One element per channel.
+    bias: Option<&'a [f32]>,
+    kernel: usize,
+    dilation: usize,
+}
+
+/// What the input of a token consists of.
+pub(crate) enum Inputs {
+    /// The token's rows of these values, one after the other.
+    Values(Vec<ValueId>),
+    /// The token's id.
+    TokenId,
 }
 
 /// The operands of a recurrent op.
 pub(crate) struct RecurrentOperands {
     pub(crate) state: StateId,
-    /// The operands whose rows form an input, in order.
-    pub(crate) inputs: Vec<ValueId>,
-    /// q or C; `None` for a convolution.
+    pub(crate) inputs: Inputs,
+    /// q or C; `None` for other recurrences.
     pub(crate) readout: Option<ValueId>,
 }
 
 impl RecurrentOperands {
     /// `None` for other ops.
     pub(crate) fn of(op: &Op) -> Option<Self> {
-        Some(match op {
-            Op::ShortConv { x, state, .. } => Self { state: *state, inputs: vec![*x], readout: None },
+        let (state, inputs, readout) = match op {
+            Op::ShortConv { x, state, .. } => (state, Inputs::Values(vec![*x]), None),
             Op::GatedDelta { q, k, v, decay, beta, state, .. } => {
-                Self { state: *state, inputs: vec![*k, *v, *decay, *beta], readout: Some(*q) }
+                (state, Inputs::Values(vec![*k, *v, *decay, *beta]), Some(*q))
             }
             Op::SelectiveScan { x, b, c, dt, state, .. } => {
-                Self { state: *state, inputs: vec![*x, *b, *dt], readout: Some(*c) }
+                (state, Inputs::Values(vec![*x, *b, *dt]), Some(*c))
             }
+            Op::NgramEmbed { state, .. } => (state, Inputs::TokenId, None),
             _ => return None,
-        })
+        };
+        Some(Self { state: *state, inputs, readout })
     }
 }
 
 /// Operand and destination of one token's result.
 pub(crate) struct Readout<'a> {
-    /// q or C of the token; empty for a convolution.
+    /// q or C of the token; empty for other recurrences.
     pub(crate) operand: &'a [f32],
     pub(crate) y: &'a mut [f32],
 }
@@ -62,9 +84,12 @@ impl<'a> Recurrence<'a> {
     pub(crate) fn of(op: &'a Op, weights: &'a Weights) -> Option<Self> {
         let get = |id| weights.get(id);
         Some(match op {
-            Op::ShortConv { weight, bias, kernel, silu, .. } => {
-                Self::ShortConv { weight: get(*weight), bias: bias.map(get), kernel: *kernel, silu: *silu }
+            Op::ShortConv { weight, bias, kernel, dilation, silu, .. } => {
+                let (weight, bias) = (get(*weight), bias.map(get));
+                let weights = ConvWeights { weight, bias, kernel: *kernel, dilation: *dilation };
+                Self::ShortConv { weights, silu: *silu }
             }
+            Op::NgramEmbed { form, .. } => Self::NgramEmbed { form, weights },
             Op::GatedDelta { form, .. } => {
                 Self::GatedDelta { form, decay: get(form.decay), dt_bias: get(form.dt_bias) }
             }
@@ -80,19 +105,28 @@ impl<'a> Recurrence<'a> {
     /// readout.
     pub(crate) fn apply(&self, input: &[f32], state: &mut [f32], mut readout: Option<Readout<'_>>) {
         match *self {
-            Self::ShortConv { weight, bias, kernel, silu } => {
+            Self::ShortConv { weights, silu } => {
                 if let Some(Readout { y, .. }) = readout {
-                    convolve(state, input, weight, bias, kernel, y);
+                    convolve(state, input, weights, y);
                     if silu {
                         y.iter_mut().for_each(|y| *y *= sigmoid(*y));
                     }
                 }
                 let width = input.len();
-                if kernel > 1 {
+                if weights.kernel > 1 {
                     state.copy_within(width.., 0);
                     let newest = state.len() - width;
                     state[newest..].copy_from_slice(input);
                 }
+            }
+            Self::NgramEmbed { form, weights } => {
+                if let Some(Readout { y, .. }) = readout {
+                    ngram_rows(form, &recent_tokens(state, input[0]), weights, y);
+                }
+                // The nearest token is first, stored plus 1: 0 is none.
+                let farthest = state.len() - 1;
+                state.copy_within(..farthest, 1);
+                state[0] = input[0] + 1.0;
             }
             Self::GatedDelta { form, decay, dt_bias } => {
                 let input = DeltaInput::of(form, input);
@@ -113,19 +147,14 @@ impl<'a> Recurrence<'a> {
     }
 }
 
-/// A convolution over the `kernel - 1` inputs in `state`, the oldest first, and the newest one.
-fn convolve(
-    state: &[f32],
-    input: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    kernel: usize,
-    y: &mut [f32],
-) {
+/// A convolution over the `(kernel - 1) * dilation` inputs in `state`, the oldest first, and the
+/// newest one, of which it reads every `dilation`-th.
+fn convolve(state: &[f32], input: &[f32], weights: ConvWeights<'_>, y: &mut [f32]) {
+    let ConvWeights { weight, bias, kernel, dilation } = weights;
     let width = input.len();
     for (channel, y) in y.iter_mut().enumerate() {
         let weight = &weight[channel * kernel..(channel + 1) * kernel];
-        let inputs = state.iter().chain(input).skip(channel).step_by(width);
+        let inputs = state.iter().chain(input).skip(channel).step_by(width * dilation);
         let bias = bias.map_or(0.0, |bias| bias[channel]);
         *y = weight.iter().zip(inputs).fold(bias, |sum, (weight, x)| weight.mul_add(*x, sum));
     }

@@ -11,11 +11,11 @@
 //!    to the slot of each save.
 //! 5. Store the inputs after `commit`, which are those of draft tokens, to the tail.
 
-use crate::recurrent::{Readout, Recurrence, RecurrentOperands};
+use crate::recurrent::{Inputs, Readout, Recurrence, RecurrentOperands};
 use crate::run::Run;
 use kvasir_exec::RowKind;
 use kvasir_kv::StateRow;
-use kvasir_program::{Op, ValueId};
+use kvasir_program::Op;
 
 impl Run<'_> {
     /// Computes a recurrent op into `y`, whose rows have `width` elements.
@@ -57,8 +57,11 @@ impl Run<'_> {
         }
     }
 
-    /// The input of a token: its row of each operand, concatenated.
-    fn input(&self, operands: &[ValueId], token: usize) -> Vec<f32> {
-        operands.iter().flat_map(|operand| self.token(*operand, token)).copied().collect()
+    /// The input of a token: its row of each operand, concatenated, or its id.
+    fn input(&self, inputs: &Inputs, token: usize) -> Vec<f32> {
+        match inputs {
+            Inputs::Values(values) => values.iter().flat_map(|v| self.token(*v, token)).copied().collect(),
+            Inputs::TokenId => vec![self.job.tokens[token] as f32],
+        }
     }
 }

@@ -7,9 +7,10 @@
 //!
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
-use crate::attention::{Attention, GatedKeyPool, Indexer, Pools, for_each_query};
+use crate::attention::{Attention, Pools, for_each_query};
 use crate::elementwise::elementwise;
 use crate::expert_parallel::{RoutedRows, expert_parallel_mixture};
+use crate::indexer::{Combine, Indexer, Pooling};
 use crate::mask::Reads;
 use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
@@ -20,7 +21,8 @@ use crate::weights::Weights;
 use kvasir_exec::{AllGatherBuffers, Batch, ExpertExchange, Ranks, StepError};
 use kvasir_kv::{Plan, PoolId, Token};
 use kvasir_program::{
-    Buffers, Collective, Holds, KeyPool, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope, Rows, ValueId,
+    Buffers, Collective, Holds, KeyPool, LayerId, Matrix, NormKind, Op, Pairs, PoolCombine, Program, Rope,
+    Rows, ValueId,
 };
 use std::{collections::HashMap, sync::Arc};
 
@@ -88,8 +90,7 @@ impl<'a> Run<'a> {
                 }
                 Op::SelectKeys { q, k, weights, layer, top_k, pool, out } => {
                     self.keep(*k, *layer, Part::Index);
-                    let gate_bias = |pool: KeyPool| self.job.weights.get(pool.gate_bias);
-                    let pool = pool.map(|pool| GatedKeyPool { size: pool.size, gate_bias: gate_bias(pool) });
+                    let pool = pool.map(|pool| self.pooling(pool));
                     let indexer = Indexer { layer: *layer, top_k: *top_k, pool, kv_pools: self.pools() };
                     let selection = self.select(*q, *weights, &indexer);
                     self.selections.insert(*out, selection);
@@ -138,9 +139,10 @@ impl<'a> Run<'a> {
         y.clear();
         y.resize(rows * width, 0.0);
         match op {
-            Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {
-                self.run_recurrent(op, &mut y, width);
-            }
+            Op::ShortConv { .. }
+            | Op::GatedDelta { .. }
+            | Op::SelectiveScan { .. }
+            | Op::NgramEmbed { .. } => self.run_recurrent(op, &mut y, width),
             _ => self.compute(op, &mut y, width)?,
         }
         self.memory[buffer] = y;
@@ -220,6 +222,11 @@ impl<'a> Run<'a> {
             Op::Elementwise { x, function, .. } => {
                 y.iter_mut().zip(self.value(*x)).for_each(|(y, x)| *y = elementwise(*x, *function));
             }
+            Op::GroupDot { a, b, groups, .. } => {
+                let part = self.width(*a) / groups;
+                let operands = self.value(*a).chunks_exact(part).zip(self.value(*b).chunks_exact(part));
+                y.iter_mut().zip(operands).for_each(|(y, (a, b))| *y = dot(a, b));
+            }
             Op::HyperConnection { x, form, .. } => {
                 let weights = HyperWeights { scale: w.get(form.scale), base: w.get(form.base) };
                 let rows = y.chunks_exact_mut(width).zip(self.rows(*x));
@@ -279,7 +286,8 @@ impl<'a> Run<'a> {
             | Op::SelectKeys { .. }
             | Op::ShortConv { .. }
             | Op::GatedDelta { .. }
-            | Op::SelectiveScan { .. } => {}
+            | Op::SelectiveScan { .. }
+            | Op::NgramEmbed { .. } => {}
         }
         Ok(())
     }
@@ -343,13 +351,27 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// The weights and positions that the key of a pool follows from.
+    fn pooling(&self, pool: KeyPool) -> Pooling<'_> {
+        let weight = self.job.weights.get(pool.combine.weight());
+        let combine = match pool.combine {
+            PoolCombine::Gated { .. } => Combine::Gated { bias: weight },
+            PoolCombine::Mean { plus, eps, rope, .. } => {
+                let rope = &self.job.program.ropes[rope.0 as usize];
+                Combine::Mean { norm: weight, plus, eps, rope }
+            }
+        };
+        Pooling { size: pool.size, combine }
+    }
+
     /// Runs the indexer: the selected entries per token, by index into the entries of its row.
-    fn select(&self, q: ValueId, weights: ValueId, indexer: &Indexer<'_>) -> Vec<Vec<u32>> {
+    fn select(&self, q: ValueId, weights: Option<ValueId>, indexer: &Indexer<'_>) -> Vec<Vec<u32>> {
         let facts = &self.job.program.layers[indexer.layer.0 as usize];
         let mut selections = vec![Vec::new(); self.job.tokens.len()];
         for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
-            let (q, weights) = (self.token(q, token), self.token(weights, token));
-            selections[token] = indexer.select(reads, &visible, q, weights);
+            let weights = weights.map(|weights| self.token(weights, token));
+            let final_len = self.job.final_lens[self.row_of[token]];
+            selections[token] = indexer.select(reads, &visible, self.token(q, token), weights, final_len);
         }
         selections
     }

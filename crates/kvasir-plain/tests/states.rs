@@ -15,7 +15,7 @@ use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_testkit::Random;
 
 /// One model per recurrence, and one with both a recurrence and a mixture of experts.
-const CASES: [&str; 4] = ["qwen3_5", "lfm2", "falcon_h1", "nemotron_h_moe"];
+const CASES: [&str; 5] = ["qwen3_5", "lfm2", "falcon_h1", "nemotron_h_moe", "qwen4_exp"];
 
 fn model(case: &str) -> PlainModel {
     load(&kvasir_testkit::paths::model(case))

@@ -300,6 +300,52 @@ fn glm5_next_settings_are_validated() {
 }
 
 #[test]
+fn ngram_embeddings_and_blocks_are_checked() {
+    let small_qwen4 = |more: Json| {
+        let mut config = json!({
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"], "head_dim": 16,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16, "shared_expert_intermediate_size": 32, "hc_lowrank": 8,
+            "indexer_n_heads": 2, "indexer_head_dim": 16, "indexer_budget": 16, "indexer_compress_ratio": 4,
+            "ple_layer_ids": [2], "ngram_size": 3, "heads_per_ngram": 2, "ple_conv_kernel_size": 4,
+            "ple_layer_multipliers": [1, -3, 9_007_199_254_740_993_i64], "ple_head_vocab_sizes": [7, 11, 13, 17],
+            "ple_head_offsets": [0, 7, 18, 31], "eos_token_id": [5, 9]});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        small("Qwen4ExpForCausalLM", config)
+    };
+    let target = small_qwen4(json!({})).unwrap().target;
+    let forms = target.ops.iter().filter_map(|op| match op {
+        Op::NgramEmbed { form, .. } => Some(form),
+        _ => None,
+    });
+    let forms: Vec<_> = forms.collect();
+    assert_eq!(forms.len(), 1);
+    assert_eq!(forms[0].multipliers, [1, -3, 9_007_199_254_740_993]);
+    assert_eq!((forms[0].end, forms[0].tables.len()), (9, 1));
+    assert!(target.weights.iter().any(|weight| weight.shape == [48, 16]), "rows of all heads");
+    assert!(target.ops.iter().any(|op| matches!(op, Op::ShortConv { dilation: 3, kernel: 4, .. })));
+    let without = small_qwen4(json!({"ple_layer_ids": []})).unwrap().target;
+    assert!(!without.ops.iter().any(|op| matches!(op, Op::NgramEmbed { .. })));
+    for (more, why) in [
+        (json!({"ple_layer_ids": [1, 2]}), "ple_layer_ids is not one layer"),
+        (json!({"ple_layer_ids": [3]}), "ple_layer_ids has 3, which is no recurrent layer"),
+        (json!({"ple_layer_ids": [9]}), "ple_layer_ids has 9"),
+        (json!({"ngram_size": 1}), "ngram_size is 1"),
+        (json!({"ngram_size": 1000}), "ngram_size is 1000"),
+        (json!({"ple_layer_multipliers": [1, 2]}), "ple_layer_multipliers has 2 numbers, not 3"),
+        (json!({"ple_layer_multipliers": null}), "ple_layer_multipliers is missing"),
+        (json!({"ple_head_vocab_sizes": [7, 11, 0, 17]}), "ple_head_vocab_sizes has a 0"),
+        (json!({"ple_head_offsets": [0, 7, -18, 31]}), "ple_head_offsets is not a list of 4"),
+        (json!({"indexer_budget": 18}), "indexer_budget is 18, not a multiple"),
+        (json!({"hc_count": 65}), "hc_count is 65, more than 64"),
+        (json!({"output_gate_type": "tanh"}), "output_gate_type is \"tanh\""),
+    ] {
+        let error = small_qwen4(more).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
 fn dense_layers_are_listed_or_counted() {
     let mixtures = |more: Json| {
         let mut config = json!({

@@ -100,6 +100,11 @@ impl CpuModel {
         threads: Arc<ThreadPool>,
         LoadOptions { watch, packed_file }: LoadOptions<'_>,
     ) -> Result<Self, Error> {
+        if let Some(missing) = program.ops.iter().find_map(unsupported) {
+            let why =
+                format!("{} has {missing}, which this backend has no kernels for yet", program.architecture);
+            return Err(Error::at("program", why));
+        }
         let whole = program;
         let program = whole.sampled_early(&[]);
         let precision = precision.min(Precision::least(whole, &*source)?);
@@ -320,6 +325,15 @@ fn default_kv(isa: Isa, mut forms: impl Iterator<Item = Form>) -> KvType {
     if forms.any(needs_f16) { KvType::F16 } else { KvType::Bf16 }
 }
 
+/// What an op has that no kernel computes; `None` if the backend runs it.
+fn unsupported(op: &Op) -> Option<&'static str> {
+    match op {
+        Op::NgramEmbed { .. } => Some("n-gram embeddings"),
+        Op::ShortConv { dilation, .. } if *dilation != 1 => Some("dilated convolutions"),
+        _ => None,
+    }
+}
+
 /// Packs the weight matrices of one op.
 fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
     let mut many = |m: &Matrices| packer.linears(m);
@@ -344,6 +358,8 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
         | Op::SelectKeys { .. }
         | Op::HyperConnection { .. }
         | Op::MixStreams { .. }
+        | Op::GroupDot { .. }
+        | Op::NgramEmbed { .. }
         | Op::UpdateAndAttend { .. }
         | Op::ShortConv { .. }
         | Op::GatedDelta { .. }
@@ -394,7 +410,7 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         Op::Norm { weight, bias, .. } => [*weight, *bias],
         Op::Scale { by, .. } => [*by, None],
         Op::HyperConnection { form, .. } => [Some(form.scale), Some(form.base)],
-        Op::SelectKeys { pool, .. } => [pool.map(|pool| pool.gate_bias), None],
+        Op::SelectKeys { pool, .. } => [pool.map(|pool| pool.combine.weight()), None],
         Op::UpdateAndAttend { sinks, .. } => [sinks.map(|sinks| sinks.weight), None],
         Op::Route { routing, .. } => [routing.correction, routing.expert_scale],
         Op::Embed { .. }
@@ -408,6 +424,8 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         | Op::Concat { .. }
         | Op::Rotary { .. }
         | Op::MixStreams { .. }
+        | Op::GroupDot { .. }
+        | Op::NgramEmbed { .. }
         | Op::ShortConv { .. }
         | Op::GatedDelta { .. }
         | Op::SelectiveScan { .. }

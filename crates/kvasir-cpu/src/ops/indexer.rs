@@ -11,7 +11,7 @@ use crate::memory::kv_pool::Pool;
 use crate::rowwise::exp;
 use crate::threads::pool::ThreadPool;
 use kvasir_kv::{Plan, PlanRow};
-use kvasir_program::LayerFacts;
+use kvasir_program::{LayerFacts, Rope};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
@@ -24,29 +24,56 @@ pub(crate) struct Indexer<'a> {
     /// Queries of all heads: `q_width` numbers per token.
     pub(crate) q: &'a [f32],
     pub(crate) q_width: usize,
-    /// Weights of the heads: `heads` numbers per token.
-    pub(crate) weights: &'a [f32],
+    /// Weights of the heads, `heads` numbers per token; `None` if all are 1.
+    pub(crate) weights: Option<&'a [f32]>,
     pub(crate) heads: usize,
     pub(crate) top_k: usize,
-    /// `None` scores each entry by itself.
-    pub(crate) key_pool: Option<GatedKeyPool<'a>>,
+    /// How keys are pooled; `None` scores each entry by itself.
+    pub(crate) key_pool: Option<Pooling<'a>>,
+    /// Maximum length of each token's sequence.
+    pub(crate) final_lens: &'a [u32],
 }
 
-/// Key pools of `size` entries, and the biases of their gates, `[size, dim]`.
+/// Key pools of `size` entries.
 #[derive(Clone, Copy)]
-pub(crate) struct GatedKeyPool<'a> {
+pub(crate) struct Pooling<'a> {
     pub(crate) size: usize,
-    pub(crate) gate_bias: &'a [f32],
+    pub(crate) combine: Combine<'a>,
 }
 
-impl GatedKeyPool<'_> {
-    /// The key of a complete key pool: per channel, the sum of its entries' keys weighted by the
-    /// softmax of their gates. `rows` is `[size, 2, dim]`: the key and the gates of each entry.
-    fn key(&self, rows: &[f32]) -> Vec<f32> {
-        let dim = self.gate_bias.len() / self.size.max(1);
+/// How the key of a key pool is computed from its rows; see `kvasir_program::PoolCombine`.
+#[derive(Clone, Copy)]
+pub(crate) enum Combine<'a> {
+    Gated { bias: &'a [f32] },
+    Mean { norm: &'a [f32], plus: f32, eps: f32, rope: &'a Rope },
+}
+
+impl Pooling<'_> {
+    /// The key of a complete pool whose first position is `position`.
+    fn key(&self, rows: &[f32], position: u32, final_len: u32) -> Vec<f32> {
+        match self.combine {
+            Combine::Gated { bias } => self.gated_sum(rows, bias),
+            Combine::Mean { norm, plus, eps, rope } => {
+                let mut key = vec![0f32; norm.len()];
+                for row in rows.chunks_exact(norm.len().max(1)) {
+                    key.iter_mut().zip(row).for_each(|(key, x)| *key += x);
+                }
+                key.iter_mut().for_each(|key| *key /= self.size as f32);
+                let squares = key.iter().map(|x| x * x).sum::<f32>();
+                let factor = 1.0 / (squares / key.len() as f32 + eps).sqrt();
+                key.iter_mut().zip(norm).for_each(|(key, weight)| *key *= factor * (plus + weight));
+                rotate_halves(&mut key, rope, position, final_len);
+                key
+            }
+        }
+    }
+
+    /// Per channel the sum of the keys, weighted by the softmax of their gates.
+    fn gated_sum(&self, rows: &[f32], bias: &[f32]) -> Vec<f32> {
+        let dim = bias.len() / self.size.max(1);
         let channel = |channel: usize| {
             let gates = (0..self.size).map(|n| rows[(2 * n + 1) * dim + channel]);
-            let biases = self.gate_bias.iter().skip(channel).step_by(dim);
+            let biases = bias.iter().skip(channel).step_by(dim);
             let gates: Vec<f32> = gates.zip(biases).map(|(gate, bias)| gate + bias).collect();
             let largest = gates.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let (mut key, mut sum) = (0.0, 0.0);
@@ -57,6 +84,15 @@ impl GatedKeyPool<'_> {
             key / sum
         };
         (0..dim).map(channel).collect()
+    }
+}
+
+/// RoPE of the first elements, in pairs (i, i + half).
+fn rotate_halves(key: &mut [f32], rope: &Rope, position: u32, final_len: u32) {
+    let (first, second) = key[..rope.dims()].split_at_mut(rope.dims() / 2);
+    for ((a, b), frequency) in first.iter_mut().zip(second).zip(rope.frequencies(final_len)) {
+        let (cos, sin) = rope.turn(*frequency, position);
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
     }
 }
 
@@ -89,11 +125,13 @@ pub(crate) unsafe fn select(threads: &ThreadPool, isa: Isa, indexer: &Indexer<'_
         let token = row.queries.start as usize + query;
         let position = plan.positions[token];
         let q = &indexer.q[token * q_width..(token + 1) * q_width];
-        let weights = &indexer.weights[token * heads..(token + 1) * heads];
+        let weights = indexer.weights.map(|weights| &weights[token * heads..(token + 1) * heads]);
+        let weight = |head: usize| weights.map_or(1.0, |weights| weights[head]);
         let mut key = vec![0f32; facts.index_dim];
         let score = |key: &[f32]| -> f32 {
             let head = |q: &[f32]| q.iter().zip(key).map(|(a, b)| a * b).sum::<f32>().max(0.0);
-            q.chunks_exact(q_width / heads.max(1)).zip(weights).map(|(q, w)| w * head(q)).sum()
+            let all = q.chunks_exact(q_width / heads.max(1)).enumerate();
+            all.map(|(n, q)| weight(n) * head(q)).sum()
         };
         // Candidates are ranges of the visible entries: one entry or one complete key pool.
         let mut scored: Vec<(f32, Range<usize>)> = Vec::new();
@@ -123,7 +161,9 @@ pub(crate) unsafe fn select(threads: &ThreadPool, isa: Isa, indexer: &Indexer<'_
             }
             pending.rows.extend_from_slice(&key);
             if pending.rows.len() == key_pool.size * key.len() {
-                scored.push((score(&key_pool.key(&pending.rows)), pending.first..index + 1));
+                let first = at + 1 - key_pool.size as u32;
+                let key = key_pool.key(&pending.rows, first, indexer.final_lens[token]);
+                scored.push((score(&key), pending.first..index + 1));
                 pending.rows.clear();
             }
         }

@@ -51,7 +51,9 @@ pub(super) fn outputs(model: &Checkpoint) -> Result<Vec<Output>> {
                 format!("expert `{missing}` is missing"),
             ));
         }
-        if output.parts.len() > 1 {
+        if output.name == NGRAM_TABLE {
+            output.shape[0] = ngram_rows(model, output);
+        } else if output.parts.len() > 1 {
             output.shape.insert(0, output.parts.len());
         } else if output.name.contains("_exps.") && output.shape.len() < 3 && output.name.ends_with(".weight")
         {
@@ -90,6 +92,8 @@ fn placements(
         Some(Transform::SkipPaddingRows) => return position_table(architecture, config, name, &shape),
         Some(Transform::SplitLatent) => return latent(config, name, &shape),
         Some(Transform::SplitExperts) => return split_experts(name, &shape),
+        Some(Transform::SplitIndexer) => return split_indexer(architecture, config, name, &shape),
+        Some(Transform::JoinParts) => return part_of_table(name, &shape),
         Some(Transform::SplitGateUp) => return split_gate_up(config, name, &shape),
         Some(transform) => return recurrent_tensors::placements(architecture, config, transform, view),
     };
@@ -108,6 +112,49 @@ fn position_table(
     let change = if skipped == 0 { Change::None } else { Change::SkipRows(skipped) };
     let kept = vec![rows.saturating_sub(skipped), width];
     Ok(vec![Placement::of(architecture, name, kept, change)?])
+}
+
+/// The table of n-gram embeddings, whose parts are joined.
+const NGRAM_TABLE: &str = "per_layer_token_embd.weight";
+
+/// A part `shard_N` of the table of n-gram embeddings.
+fn part_of_table(name: &str, shape: &[usize]) -> Result<Vec<Placement>> {
+    let number = name.rsplit_once(".shard_").and_then(|(_, rest)| rest.strip_suffix(".weight")?.parse().ok());
+    let number: usize = number.filter(|n| *n < MAX_PARTS).ok_or_else(|| unsupported_tensor(name))?;
+    let part = Part::whole(name);
+    Ok(vec![Placement { name: NGRAM_TABLE.into(), shape: shape.to_vec(), expert: Some(number), part }])
+}
+
+/// Upper bound of the number of a table's part.
+const MAX_PARTS: usize = 4096;
+
+/// Rows of all parts of a table.
+fn ngram_rows(model: &Checkpoint, table: &Output) -> usize {
+    let rows = |part: &Part| model.tensor(&part.source).and_then(|part| part.shape.first().copied());
+    table.parts.iter().filter_map(rows).sum()
+}
+
+/// Qwen4's indexer: the rows of the queries and those of the key.
+fn split_indexer(
+    architecture: &Architecture,
+    config: &Json,
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<Placement>> {
+    let queries = size(config, "indexer_n_heads")?.saturating_mul(size(config, "indexer_head_dim")?);
+    let bad = || Error::at(format!("tensor {name}"), format!("has the shape `{shape:?}`"));
+    let [rows, columns] = *shape else { return Err(bad()) };
+    let keys = rows.checked_sub(queries).filter(|keys| *keys > 0).ok_or_else(bad)?;
+    let placed = |part: &str, rows: usize, change: Change| -> Result<Placement> {
+        let target = name.replace("index_qk_proj", part);
+        let mut placement = Placement::of(architecture, &target, vec![rows, columns], change)?;
+        placement.part.source = name.to_owned();
+        Ok(placement)
+    };
+    Ok(vec![
+        placed("q_proj", queries, Change::FirstRows(queries))?,
+        placed("k_proj", keys, Change::SkipRows(queries))?,
+    ])
 }
 
 /// The number of a tensor's layer, and the rest of its name.

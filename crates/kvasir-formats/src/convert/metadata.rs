@@ -49,6 +49,7 @@ fn stored(value: MetadataValue) -> Value {
         MetadataValue::Text(text) => Value::Str(text.into()),
         MetadataValue::Flags(flags) => Value::Array(Array::of_bool(&flags)),
         MetadataValue::Counts(counts) => Value::Array(Array::of_u32(&counts)),
+        MetadataValue::Integers(list) => Value::Array(Array::of_u64(&list)),
     }
 }
 

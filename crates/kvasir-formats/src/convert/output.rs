@@ -59,6 +59,8 @@ pub(super) enum Change {
     Scaled(RowFactors),
     /// Omits this many rows at the start.
     SkipRows(usize),
+    /// This many rows at the start.
+    FirstRows(usize),
     /// Values supplied by the converter rather than a source tensor: RoPE divisors.
     Computed,
 }
@@ -106,6 +108,7 @@ impl Part {
         match self.change {
             Change::None | Change::Computed => values,
             Change::SkipRows(skipped) => rows().skip(skipped).flatten().copied().collect(),
+            Change::FirstRows(count) => rows().take(count).flatten().copied().collect(),
             Change::PlusOne => values.into_iter().map(|v| v + 1.0).collect(),
             Change::Pairs(heads) => {
                 let all: Vec<&[f32]> =

@@ -147,7 +147,7 @@ impl<'a> Subject<'a> {
     /// pools are never quantized, whatever rule matches: other engines read them as f32 only.
     fn stem(&self) -> Option<&'a str> {
         let stem = self.name.strip_suffix(".weight").filter(|stem| !stem.is_empty())?;
-        const UNQUANTIZED: [&str; 12] = [
+        const UNQUANTIZED: [&str; 19] = [
             "ffn_gate_inp",
             "ffn_gate_inp_shexp",
             "_norm",
@@ -158,6 +158,13 @@ impl<'a> Subject<'a> {
             "shortconv.conv",
             "hc_attn_fn",
             "hc_ffn_fn",
+            "hc_attn_down",
+            "hc_attn_up",
+            "hc_attn_inject",
+            "hc_ffn_down",
+            "hc_ffn_up",
+            "hc_ffn_inject",
+            "ple_conv1d",
             "indexer_compressor_gate",
             "indexer_compressor_ape",
         ];

@@ -33,6 +33,7 @@ pub(crate) static BERT: Architecture = Architecture {
         Class::text("CamembertForSequenceClassification", "camembert"),
     ],
     renames: &[],
+    config_tensors: &[],
     is_encoder: true,
     gguf: Gguf {
         names: &["bert"],

@@ -22,6 +22,7 @@ use serde_json::{Map, Value as Json};
 pub(crate) static DEEPSEEK_V3: Architecture = Architecture {
     classes: &[Class::text("DeepseekV3ForCausalLM", "deepseek_v3")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["deepseek2"],
@@ -41,6 +42,7 @@ pub(crate) static DEEPSEEK_V3: Architecture = Architecture {
 pub(crate) static DEEPSEEK_V32: Architecture = Architecture {
     classes: &[Class::text("DeepseekV32ForCausalLM", "deepseek_v32")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["deepseek32"],

@@ -28,6 +28,7 @@ pub(crate) static GEMMA3: Architecture = Architecture {
         Class::vision("Gemma3ForConditionalGeneration", "gemma3_text"),
     ],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["gemma3"],

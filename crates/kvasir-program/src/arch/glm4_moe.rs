@@ -21,6 +21,7 @@ use crate::ir::value::ValueId;
 pub(crate) static GLM4_MOE: Architecture = Architecture {
     classes: &[Class::text("Glm4MoeForCausalLM", "glm4_moe")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["glm4moe"],

@@ -20,6 +20,7 @@ const VOCABULARY: usize = 154_880;
 pub(crate) static GLM4_MOE_LITE: Architecture = Architecture {
     classes: &[Class::text("Glm4MoeLiteForCausalLM", "glm4_moe_lite")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["deepseek2"],

@@ -28,6 +28,7 @@ use serde_json::{Map, Value as Json, json};
 pub(crate) static GPT_OSS: Architecture = Architecture {
     classes: &[Class::text("GptOssForCausalLM", "gpt_oss")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["gpt-oss"],

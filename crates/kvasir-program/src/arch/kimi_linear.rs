@@ -23,6 +23,7 @@ use serde_json::{Map, Value as Json};
 pub(crate) static KIMI_LINEAR: Architecture = Architecture {
     classes: &[Class::text("KimiLinearForCausalLM", "kimi_linear")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["kimi-linear"],

@@ -17,6 +17,7 @@ use crate::ir::value::ValueId;
 pub(crate) static LLAMA: Architecture = Architecture {
     classes: &[Class::text("LlamaForCausalLM", "llama")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["llama"],

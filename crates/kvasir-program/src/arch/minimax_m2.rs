@@ -25,6 +25,7 @@ use serde_json::{Map, Value as Json};
 pub(crate) static MINIMAX_M2: Architecture = Architecture {
     classes: &[Class::text("MiniMaxM2ForCausalLM", "minimax_m2")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["minimax-m2"],

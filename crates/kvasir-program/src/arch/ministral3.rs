@@ -24,6 +24,7 @@ pub(crate) static MINISTRAL3: Architecture = Architecture {
         Class::vision("Mistral3ForConditionalGeneration", "ministral3"),
     ],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["mistral3"],

@@ -22,6 +22,7 @@ pub(crate) static MISTRAL: Architecture = Architecture {
     ],
     // GGUF stores Mistral as Llama, from which only the embedded config tells it.
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["llama"],

@@ -21,6 +21,7 @@ use crate::gguf::transform::INTERLEAVED;
 pub(crate) static MIXTRAL: Architecture = Architecture {
     classes: &[Class::text("MixtralForCausalLM", "mixtral")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["llama"],

@@ -34,6 +34,7 @@ pub(crate) mod phi3;
 pub(crate) mod qwen;
 pub(crate) mod qwen3_5;
 pub(crate) mod qwen3_moe;
+pub(crate) mod qwen4_exp;
 pub(crate) mod smollm3;
 
 use crate::arch::class::{Class, Rename};
@@ -52,6 +53,9 @@ pub struct Architecture {
     pub classes: &'static [Class],
     /// Hugging Face tensor names that differ from the canonical ones.
     pub renames: &'static [Rename],
+    /// Integer tensors whose values are part of the config: ends of their names in the checkpoint,
+    /// and config keys.
+    pub config_tensors: &'static [(&'static str, &'static str)],
     /// Whether the model is an encoder, which embeds or scores texts and does not generate.
     pub is_encoder: bool,
     /// Its spelling in GGUF.
@@ -77,6 +81,7 @@ const ALL: &[&Architecture] = &[
     &qwen3_5::dense::QWEN3_5,
     &qwen3_5::moe::QWEN3_5_MOE,
     &qwen3_5::next::QWEN3_NEXT,
+    &qwen4_exp::QWEN4_EXP,
     &mixtral::MIXTRAL,
     &llama::LLAMA,
     &mistral::MISTRAL,

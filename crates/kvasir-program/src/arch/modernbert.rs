@@ -29,6 +29,7 @@ pub(crate) static MODERN_BERT: Architecture = Architecture {
         Class::text("ModernBertForSequenceClassification", "modernbert"),
     ],
     renames: &[],
+    config_tensors: &[],
     is_encoder: true,
     gguf: Gguf {
         names: &["modern-bert"],

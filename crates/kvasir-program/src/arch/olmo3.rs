@@ -20,6 +20,7 @@ use crate::gguf::windows::{read_pattern, write_pattern};
 pub(crate) static OLMO3: Architecture = Architecture {
     classes: &[Class::text("Olmo3ForCausalLM", "olmo3")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["olmo2"],

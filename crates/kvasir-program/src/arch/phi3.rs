@@ -19,6 +19,7 @@ use crate::gguf::tensor_name::TensorName::Stem;
 pub(crate) static PHI3: Architecture = Architecture {
     classes: &[Class::text("Phi3ForCausalLM", "phi3")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["phi3"],

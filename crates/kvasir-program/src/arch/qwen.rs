@@ -21,6 +21,7 @@ use crate::ir::value::ValueId;
 pub(crate) static QWEN2: Architecture = Architecture {
     classes: &[Class::text("Qwen2ForCausalLM", "qwen2")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["qwen2"],
@@ -40,6 +41,7 @@ pub(crate) static QWEN2: Architecture = Architecture {
 pub(crate) static QWEN3: Architecture = Architecture {
     classes: &[Class::text("Qwen3ForCausalLM", "qwen3")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["qwen3"],

@@ -20,6 +20,7 @@ use crate::gguf::rule::{Absent, Constant, Rule, write_nothing};
 pub(crate) static QWEN3_MOE: Architecture = Architecture {
     classes: &[Class::text("Qwen3MoeForCausalLM", "qwen3_moe")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["qwen3moe"],

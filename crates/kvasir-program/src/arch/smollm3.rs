@@ -20,6 +20,7 @@ use crate::gguf::transform::INTERLEAVED;
 pub(crate) static SMOLLM3: Architecture = Architecture {
     classes: &[Class::text("SmolLM3ForCausalLM", "smollm3")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["smollm3"],

@@ -1,6 +1,7 @@
 //! Multi-head and grouped-query attention (GQA): QKV projections, optional QK-norm, RoPE, KV cache
 //! attention, output projection.
 
+use crate::blocks::block_indexer::BlockIndexer;
 use crate::blocks::decoder::Norms;
 use crate::builder::config::Config;
 use crate::builder::rope_config::RopeConfig;
@@ -59,6 +60,8 @@ pub(crate) struct Attention {
     pub(crate) key_factor: f64,
     /// Tensor names of the QK-norms and of the output projection.
     pub(crate) names: Names,
+    /// Restricts attention to selected blocks of tokens.
+    pub(crate) indexer: Option<BlockIndexer>,
 }
 
 /// Tensor names that differ between architectures.
@@ -95,6 +98,7 @@ impl Attention {
             gated: false,
             key_factor: 1.0,
             names: Names::DEFAULT,
+            indexer: None,
         })
     }
 
@@ -173,10 +177,14 @@ impl Attention {
             value_in_key: false,
             window,
             lookahead: 0,
-            index_dim: 0,
+            index_dim: self.indexer.map_or(0, |indexer| indexer.dim),
         });
+        let selection = match (self.indexer, ropes.q) {
+            (Some(indexer), Some(rope)) => Some(indexer.build(b, p, x, id, rope)?),
+            _ => None,
+        };
         let attend =
-            Attend { q, k: Some(k), v: Some(v), scale: self.scale, soft_cap: None, sinks, selection: None };
+            Attend { q, k: Some(k), v: Some(v), scale: self.scale, soft_cap: None, sinks, selection };
         let y = b.attend(id, &attend)?;
         let y = match gate {
             Some(gate) => b.gate(gate, y, Activation::Sigmoid)?,

@@ -61,20 +61,20 @@ pub(crate) fn stack<'a>(
     finish(b, x, final_norm, norms, head, logits)
 }
 
-/// Builds a decoder with several residual streams. All streams start as the embedding; the final
-/// norm reads their mean.
+/// Builds a decoder with several residual streams. All streams start as the embedding; `join`
+/// computes from them what the LM head reads.
 pub(crate) fn multi_stream_decoder<'a>(
     b: &mut Builder<'a>,
     streams: usize,
-    norms: Norms,
     layer: impl FnMut(&mut Builder<'a>, usize, ValueId) -> Result<ValueId>,
+    join: impl FnOnce(&mut Builder<'a>, ValueId) -> Result<ValueId>,
 ) -> Result<()> {
     let x = b.embed(1.0)?;
     let x = b.repeat_streams(x, streams)?;
     let x = layers(b, x, layer)?;
     let head = output_weight(b)?;
-    let x = b.mean_of_streams(x, streams)?;
-    finish(b, x, "model.norm", norms, head, Logits::PLAIN)
+    let x = join(b, x)?;
+    finish_normed(b, x, head, Logits::PLAIN)
 }
 
 /// Builds the layers. Adds a tap at the residual stream in front of each layer and after the last.
@@ -134,6 +134,11 @@ fn finish(
     logits: Logits,
 ) -> Result<()> {
     let x = norms.row(b, x, norm)?;
+    finish_normed(b, x, head, logits)
+}
+
+/// Builds the LM head over rows after the final norm.
+fn finish_normed(b: &mut Builder<'_>, x: ValueId, head: WeightId, logits: Logits) -> Result<()> {
     b.tap(Tap::FinalNorm, x);
     let x = b.gather(x);
     b.head(x, head, b.program.vocab, logits)?;

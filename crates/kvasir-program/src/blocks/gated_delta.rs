@@ -3,7 +3,7 @@
 //! ```text
 //! q, k, v = silu(conv(in_proj · x))        z, a, b = other projections of x
 //! o       = delta(q, k, v, decay a, β b)
-//! out     = out_proj · (rms(o) * w * silu(z))
+//! out     = out_proj · (rms(o) * w * gate(z))       gate: silu or sigmoid
 //! ```
 
 use crate::builder::Builder;
@@ -25,6 +25,8 @@ pub(crate) struct GatedDeltaNet {
     value_dim: usize,
     kernel: usize,
     eps: f64,
+    /// Activation of the output gate.
+    gate: Activation,
     /// Qwen3-Next: one projection of q, k, v and z and one of b and a, with rows ordered by key
     /// head.
     by_key_head: bool,
@@ -47,6 +49,13 @@ impl GatedDeltaNet {
             value_dim: c.size("linear_value_head_dim")?,
             kernel: c.size("linear_conv_kernel_dim")?,
             eps: c.amount_or("rms_norm_eps", 1e-6)?,
+            gate: match c.text("output_gate_type")?.unwrap_or("silu") {
+                "silu" | "swish" => Activation::Silu,
+                "sigmoid" => Activation::Sigmoid,
+                other => {
+                    return Err(c.bad("output_gate_type", format!("is {other:?}, which is not supported")));
+                }
+            },
             by_key_head,
         };
         if !net.value_heads.is_multiple_of(net.key_heads) {
@@ -69,7 +78,7 @@ impl GatedDeltaNet {
         let o = b.gated_delta(DeltaOperands { q, k, v, decay: a, beta }, form)?;
         // Unlike the other norms of Qwen3.5, this one has no offset of one.
         let o = b.norm(o, NormKind::Rms, &format!("{p}norm"), self.value_heads, self.eps)?;
-        let y = b.gate(z, o, Activation::Silu)?;
+        let y = b.gate(z, o, self.gate)?;
         let out = b.matrix(&format!("{p}out_proj"), b.program.hidden, values, false, Role::Matrix)?;
         b.linear(y, out)
     }

@@ -15,7 +15,7 @@ use crate::builder::config::Config;
 use crate::builder::rope_config::RopeConfig;
 use crate::builder::{Attend, Builder, IndexerOperands};
 use crate::error::Result;
-use crate::ir::key_pool::KeyPool;
+use crate::ir::key_pool::{KeyPool, PoolCombine};
 use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::op::{NormKind, Pairs};
 use crate::ir::rope::RopeId;
@@ -266,15 +266,16 @@ impl Indexer {
             b.matrix(&format!("{p}indexer.weights_proj"), self.heads, hidden, false, Role::Router)?;
         let weights = b.linear(x, weights)?;
         let Some(size) = self.pool else {
-            return b.select_keys(IndexerOperands { q, k, weights }, layer, self.top_k, None);
+            let operands = IndexerOperands { q, k, weights: Some(weights) };
+            return b.select_keys(operands, layer, self.top_k, None);
         };
         let gate = format!("{p}indexer.index_kpool_compress_gate");
         let gate = b.weight(&gate, &[self.dim, hidden], Role::Router)?;
         let gate = b.linear(x, Matrix::whole(gate, self.dim, hidden))?;
         let row = b.concat(k, gate, 1)?;
         let bias = format!("{p}indexer.index_kpool_compress_ape");
-        let gate_bias = b.weight(&bias, &[size, self.dim], Role::Router)?;
-        let pool = KeyPool { size, gate_bias };
-        b.select_keys(IndexerOperands { q, k: row, weights }, layer, self.top_k, Some(pool))
+        let combine = PoolCombine::Gated { bias: b.weight(&bias, &[size, self.dim], Role::Router)? };
+        let operands = IndexerOperands { q, k: row, weights: Some(weights) };
+        b.select_keys(operands, layer, self.top_k, Some(KeyPool { size, combine }))
     }
 }

@@ -2,6 +2,7 @@
 //! Attention, Mamba-2, hyper-connections, feed-forward, MoE, the decoder stack, sliding windows.
 
 pub(crate) mod attention;
+pub(crate) mod block_indexer;
 pub(crate) mod classifier;
 pub(crate) mod decoder;
 pub(crate) mod encoder;

@@ -170,6 +170,13 @@ impl<'a> Config<'a> {
         list.ok_or_else(|| self.bad(key, "is not a list of counts"))
     }
 
+    /// A list of integers.
+    pub(crate) fn integers(&self, key: &str) -> Result<Vec<i64>> {
+        let value = self.get(key).ok_or_else(|| self.bad(key, "is missing"))?;
+        let list = value.as_array().and_then(|l| l.iter().map(Json::as_i64).collect());
+        list.ok_or_else(|| self.bad(key, "is not a list of integers"))
+    }
+
     /// A list of positive numbers.
     pub(crate) fn floats(&self, key: &str) -> Result<Vec<f64>> {
         let value = self.get(key).ok_or_else(|| self.bad(key, "is missing"))?;

@@ -55,7 +55,8 @@ pub(crate) struct IndexerOperands {
     pub(crate) q: ValueId,
     /// The key; with a key pool, the key and its gate.
     pub(crate) k: ValueId,
-    pub(crate) weights: ValueId,
+    /// Weights of the heads; `None` if all are 1.
+    pub(crate) weights: Option<ValueId>,
 }
 
 /// Post-processing of the logits: multiplication by `scale`, then soft-capping.
@@ -341,8 +342,11 @@ impl<'a> Builder<'a> {
         let IndexerOperands { q, k, weights } = operands;
         let dim = self.program.layers[layer.0 as usize].index_dim;
         self.same(self.width(k), dim, "index_head_dim")?;
-        let key_dim = if pool.is_some() { dim / 2 } else { dim };
-        self.same(self.width(q), key_dim * self.width(weights), "index_n_heads")?;
+        let key_dim = pool.map_or(dim, |pool| pool.combine.key_width(dim));
+        match weights {
+            Some(weights) => self.same(self.width(q), key_dim * self.width(weights), "index_n_heads")?,
+            None => self.same(self.width(q) % key_dim.max(1), 0, "indexer_n_heads")?,
+        }
         let op = |out| Op::SelectKeys { q, k, weights, layer, top_k, pool, out };
         Ok(self.push(Holds::Selection, Rows::Tokens, op))
     }

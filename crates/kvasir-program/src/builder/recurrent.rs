@@ -3,6 +3,7 @@
 
 use crate::builder::Builder;
 use crate::error::{ProgramError, Result};
+use crate::ir::ngram::NgramForm;
 use crate::ir::op::{NormKind, Op};
 use crate::ir::recurrent::{DeltaForm, ScanForm, StateFacts, StateId};
 use crate::ir::value::ValueId;
@@ -14,6 +15,8 @@ pub(crate) struct Convolution {
     pub(crate) weight: WeightId,
     pub(crate) bias: Option<WeightId>,
     pub(crate) kernel: usize,
+    /// Tokens between the inputs that an output reads.
+    pub(crate) dilation: usize,
     /// Whether SiLU follows.
     pub(crate) silu: bool,
 }
@@ -56,7 +59,7 @@ impl Builder<'_> {
         let weight = self.weight_with_unit_dims(&weight_name, &[channels, 1, kernel], Role::Recurrence)?;
         let bias =
             if bias { Some(self.weight(&format!("{name}.bias"), &[channels], Role::Bias)?) } else { None };
-        Ok(Convolution { weight, bias, kernel, silu: false })
+        Ok(Convolution { weight, bias, kernel, dilation: 1, silu: false })
     }
 
     /// RMSNorm over each of `groups` groups of a row, with one weight per element of the row.
@@ -72,10 +75,17 @@ impl Builder<'_> {
     /// A causal depthwise convolution over the tokens of a sequence.
     pub(crate) fn short_conv(&mut self, x: ValueId, conv: Convolution) -> ValueId {
         let width = self.width(x);
-        let elements = width.saturating_mul(conv.kernel - 1);
+        let elements = width.saturating_mul((conv.kernel - 1).saturating_mul(conv.dilation));
         let state = self.state(StateFacts { elements, tail_elements: width });
-        let Convolution { weight, bias, kernel, silu } = conv;
-        self.numbers(width, |out| Op::ShortConv { x, weight, bias, kernel, silu, state, out })
+        let Convolution { weight, bias, kernel, dilation, silu } = conv;
+        self.numbers(width, |out| Op::ShortConv { x, weight, bias, kernel, dilation, silu, state, out })
+    }
+
+    /// Embeddings of hashed n-grams, in a table whose rows have `width` elements.
+    pub(crate) fn ngram_embed(&mut self, form: NgramForm, width: usize) -> ValueId {
+        let state = self.state(StateFacts { elements: form.size - 1, tail_elements: 1 });
+        let (width, form) = (form.rows.len() * width, Box::new(form));
+        self.numbers(width, |out| Op::NgramEmbed { form, state, out })
     }
 
     /// The gated delta rule. Checks the operands' widths and that the key heads divide the value

@@ -4,8 +4,9 @@
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::ir::hyper_connection::HyperForm;
-use crate::ir::op::Op;
+use crate::ir::op::{NormKind, Op};
 use crate::ir::value::ValueId;
+use crate::ir::weight::Role;
 
 impl Builder<'_> {
     /// `streams` copies of `x`, side by side.
@@ -22,6 +23,27 @@ impl Builder<'_> {
             sum = self.add(sum, next)?;
         }
         Ok(self.scale(sum, 1.0 / streams as f64))
+    }
+
+    /// Norm over each of `streams` streams, with one weight per element of the row.
+    pub(crate) fn stream_norm(
+        &mut self,
+        x: ValueId,
+        (kind, eps): (NormKind, f64),
+        name: &str,
+        streams: usize,
+    ) -> Result<ValueId> {
+        self.group(x, streams, "hc_count")?;
+        let (width, groups, eps) = (self.width(x), streams, eps as f32);
+        let weight = Some(self.weight(&format!("{name}.weight"), &[width], Role::Norm)?);
+        Ok(self.numbers(width, |out| Op::Norm { x, kind, weight, bias: None, eps, groups, out }))
+    }
+
+    /// The dot product of each stream of `a` with that of `b`.
+    pub(crate) fn group_dot(&mut self, a: ValueId, b: ValueId, groups: usize) -> Result<ValueId> {
+        self.group(a, groups, "hc_count")?;
+        self.same(self.width(b), self.width(a), "hc_count")?;
+        Ok(self.numbers(groups, |out| Op::GroupDot { a, b, groups, out }))
     }
 
     /// Computes the weights of a hyper-connection from their projections `x`.

@@ -27,6 +27,10 @@ pub enum Transform {
     /// A fused gate and up projection, the gate's rows first, is split in two: that of all experts,
     /// or of Granite's shared MLP.
     SplitGateUp,
+    /// The projection of an indexer's queries and key is split into `q_proj` and `k_proj` (Qwen4).
+    SplitIndexer,
+    /// The parts `shard_N` of a table are one tensor (Qwen4's n-gram embeddings).
+    JoinParts,
     /// No change. Overrides a transform whose name pattern is more general.
     Identity,
     /// A depthwise convolution [channels, 1, kernel] becomes [channels, kernel].
@@ -111,6 +115,8 @@ impl Transform {
             Self::TileHeads(_) => (layout.ssm_tensors, layout.tiled_value_heads) = (true, true),
             Self::FoldFactors => layout.folded_factors = true,
             Self::Identity => {}
+            // The names tell these.
+            Self::SplitIndexer | Self::JoinParts => {}
             // The shape tells whether rows were skipped.
             Self::SkipPaddingRows => {}
         }

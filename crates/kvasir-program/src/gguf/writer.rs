@@ -19,6 +19,8 @@ pub enum MetadataValue {
     Flags(Vec<bool>),
     /// An integer per layer.
     Counts(Vec<u32>),
+    /// A list of 64-bit integers.
+    Integers(Vec<u64>),
 }
 
 /// What a converted file says of its architecture.

@@ -1,5 +1,5 @@
-//! [`Elementwise`]: activation functions of one operand, for feed-forward blocks without a gate and
-//! for classification heads.
+//! [`Elementwise`]: activation functions of one operand, for feed-forward blocks without a gate,
+//! classification heads and gates.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,4 +17,8 @@ pub enum Elementwise {
     Silu,
     /// tanh(x).
     Tanh,
+    /// 1 / (1 + exp(-x)).
+    Sigmoid,
+    /// sign(x) * sqrt(max(|x|, 1e-6)).
+    SignedSqrt,
 }

@@ -1,17 +1,64 @@
 //! [`KeyPool`]: key pooling of a sparse-attention indexer.
 
+use crate::ir::rope::RopeId;
 use crate::ir::weight::WeightId;
 use serde::{Deserialize, Serialize};
 
-/// Parameters of key pools: consecutive tokens that an indexer selects together. Pool `i` has the
-/// positions `i * size .. (i + 1) * size`, and is scored when all of them are visible.
-///
-/// The key of a pool is a weighted sum of its tokens' keys. The weights are, per channel, the
-/// softmax over the pool's tokens of `gate + gate_bias[position % size]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Parameters of key pools: consecutive tokens that an indexer selects together. Pool `i` has the positions
+/// `i * size .. (i + 1) * size`, and is scored when all of them are visible.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeyPool {
     /// Tokens per pool.
     pub size: usize,
-    /// Biases of the gates, [size, key width].
-    pub gate_bias: WeightId,
+    /// How a pool's key follows from the rows of its tokens.
+    pub combine: PoolCombine,
+}
+
+/// How the key of a pool follows from the rows of its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PoolCombine {
+    /// A row is a key and a gate per channel. The pool's key is a weighted sum of keys; the weights
+    /// are, per channel, the softmax over the pool of `gate + bias[position % size]`.
+    Gated {
+        /// Biases of the gates, [size, key width].
+        bias: WeightId,
+    },
+    /// A row is a key. The pool's key is the mean of its keys, after RMSNorm and RoPE at the pool's
+    /// first position. The rope's pairs are (i, i + half) of the first elements.
+    Mean {
+        /// Weight of the norm.
+        norm: WeightId,
+        /// Added to the weight: 1 for weights that are offsets, else 0.
+        plus: f32,
+        /// Epsilon of the norm.
+        eps: f32,
+        /// Frequencies.
+        rope: RopeId,
+    },
+}
+
+impl PoolCombine {
+    /// The weight that it reads.
+    pub fn weight(&self) -> WeightId {
+        match self {
+            Self::Gated { bias } => *bias,
+            Self::Mean { norm, .. } => *norm,
+        }
+    }
+
+    pub(crate) fn weight_mut(&mut self) -> &mut WeightId {
+        match self {
+            Self::Gated { bias } => bias,
+            Self::Mean { norm, .. } => norm,
+        }
+    }
+
+    /// Elements of a key, given those of a row.
+    pub fn key_width(&self, row: usize) -> usize {
+        match self {
+            Self::Gated { .. } => row / 2,
+            Self::Mean { .. } => row,
+        }
+    }
 }

@@ -12,6 +12,7 @@ pub(crate) mod key_pool;
 pub(crate) mod layer;
 pub(crate) mod lookup;
 pub(crate) mod moe;
+pub(crate) mod ngram;
 pub(crate) mod number_type;
 pub(crate) mod op;
 pub(crate) mod operands;

@@ -3,7 +3,8 @@
 //!
 //! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only
 //! [`Op::UpdateAndAttend`] and [`Op::SelectKeys`] read other rows, through the KV cache, and
-//! [`Op::ShortConv`], [`Op::GatedDelta`] and [`Op::SelectiveScan`], through recurrent states, and
+//! [`Op::ShortConv`], [`Op::GatedDelta`], [`Op::SelectiveScan`] and [`Op::NgramEmbed`], through
+//! recurrent states, and
 //! [`Op::Pool`], through the rows of its own sequence in the step. Shapes are not stored in ops:
 //! they follow from the values and matrices.
 //!
@@ -17,6 +18,7 @@ use crate::ir::key_pool::KeyPool;
 use crate::ir::layer::LayerId;
 use crate::ir::lookup::LookupIndex;
 use crate::ir::moe::{Experts, Routing};
+use crate::ir::ngram::NgramForm;
 use crate::ir::pooling::Pooling;
 use crate::ir::recurrent::{DeltaForm, ScanForm, StateId};
 use crate::ir::rope::RopeId;
@@ -65,6 +67,16 @@ pub enum Op {
         table: WeightId,
         /// The row index.
         index: LookupIndex,
+        /// Result.
+        out: ValueId,
+    },
+    /// Embeddings of hashed n-grams: the rows of all heads, side by side. The state holds the last
+    /// `size - 1` token ids plus 1, the nearest first; 0 is none.
+    NgramEmbed {
+        /// Tables and constants.
+        form: Box<NgramForm>,
+        /// The state that the op reads and writes.
+        state: StateId,
         /// Result.
         out: ValueId,
     },
@@ -157,11 +169,11 @@ pub enum Op {
     SelectKeys {
         /// Indexer queries, one group per head.
         q: ValueId,
-        /// The token's own indexer key, `index_dim` of the layer wide; with a `pool`, a key and a
-        /// gate of equal width.
+        /// The token's own row of `index_dim` of the layer: a key, or what its pool's key follows
+        /// from.
         k: ValueId,
-        /// One weight per indexer head.
-        weights: ValueId,
+        /// One weight per indexer head; `None` if all are 1.
+        weights: Option<ValueId>,
         /// The layer that holds the indexer keys.
         layer: LayerId,
         /// Number of entries to select. With a `pool`, the op selects `top_k / size` complete pools
@@ -203,8 +215,8 @@ pub enum Op {
         out: ValueId,
     },
     /// Causal depthwise convolution over the tokens of a sequence:
-    /// `out[t] = act(bias + Σ_j weight[j] * x[t - kernel + 1 + j])`, inputs before the start are 0.
-    /// The state holds the last `kernel - 1` inputs.
+    /// `out[t] = act(bias + Σ_j weight[j] * x[t - (kernel - 1 - j) * dilation])`, inputs before the
+    /// start are 0. The state holds the last `(kernel - 1) * dilation` inputs.
     ShortConv {
         /// Operand.
         x: ValueId,
@@ -212,8 +224,11 @@ pub enum Op {
         weight: WeightId,
         /// One bias per element of a row.
         bias: Option<WeightId>,
-        /// Width of the convolution in tokens.
+        /// Number of inputs that an output reads.
         kernel: usize,
+        /// Tokens between them.
+        #[serde(default = "undilated")]
+        dilation: usize,
         /// Whether `act` is SiLU; else it is the identity.
         silu: bool,
         /// The state that the op reads and writes.
@@ -305,6 +320,17 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
+    /// Dot product of each group: `out[g] = a[g] · b[g]`.
+    GroupDot {
+        /// First operand.
+        a: ValueId,
+        /// Second operand.
+        b: ValueId,
+        /// Number of groups, in both operands.
+        groups: usize,
+        /// Result, one element per group.
+        out: ValueId,
+    },
     /// The weights of a hyper-connection between parallel residual streams: `pre`, `post` and the
     /// mixing matrix, from their projections; see [`HyperForm`].
     HyperConnection {
@@ -385,4 +411,9 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
+}
+
+/// The dilation of convolutions that are serialized without it.
+fn undilated() -> usize {
+    1
 }

@@ -8,7 +8,9 @@ use crate::ir::value::ValueId;
 macro_rules! operands {
     ($op:ident, $as_part:ident) => {
         match $op {
-            Self::Embed { .. } | Self::Lookup { .. } | Self::Hidden { .. } => [None, None, None, None, None],
+            Self::Embed { .. } | Self::Lookup { .. } | Self::NgramEmbed { .. } | Self::Hidden { .. } => {
+                [None, None, None, None, None]
+            }
             Self::Norm { x, .. }
             | Self::Linear { x, .. }
             | Self::GroupLinear { x, .. }
@@ -23,8 +25,10 @@ macro_rules! operands {
             | Self::Gather { x, .. }
             | Self::Head { x, .. } => [Some(x), None, None, None, None],
             Self::Route { scores, .. } => [Some(scores), None, None, None, None],
-            Self::Concat { a, b, .. } | Self::Add { a, b, .. } => [Some(a), Some(b), None, None, None],
-            Self::SelectKeys { q, k, weights, .. } => [Some(q), Some(k), Some(weights), None, None],
+            Self::Concat { a, b, .. } | Self::GroupDot { a, b, .. } | Self::Add { a, b, .. } => {
+                [Some(a), Some(b), None, None, None]
+            }
+            Self::SelectKeys { q, k, weights, .. } => [Some(q), Some(k), weights.$as_part(), None, None],
             Self::UpdateAndAttend { q, k, v, selection, .. } => {
                 [Some(q), k.$as_part(), v.$as_part(), selection.$as_part(), None]
             }
@@ -45,6 +49,7 @@ macro_rules! result {
         match $op {
             Self::Embed { out, .. }
             | Self::Lookup { out, .. }
+            | Self::NgramEmbed { out, .. }
             | Self::Hidden { out }
             | Self::Norm { out, .. }
             | Self::Linear { out, .. }
@@ -60,6 +65,7 @@ macro_rules! result {
             | Self::Gate { out, .. }
             | Self::Scale { out, .. }
             | Self::Elementwise { out, .. }
+            | Self::GroupDot { out, .. }
             | Self::HyperConnection { out, .. }
             | Self::MixStreams { out, .. }
             | Self::Pool { out, .. }
@@ -96,6 +102,7 @@ impl Op {
             | Self::Gate { .. }
             | Self::Scale { .. }
             | Self::Elementwise { .. }
+            | Self::GroupDot { .. }
             | Self::HyperConnection { .. }
             | Self::MixStreams { .. }
             | Self::Add { .. }
@@ -104,6 +111,7 @@ impl Op {
             | Self::Collect { .. } => true,
             Self::Embed { .. }
             | Self::Lookup { .. }
+            | Self::NgramEmbed { .. }
             | Self::Hidden { .. }
             | Self::Pool { .. }
             | Self::Rotary { .. }
@@ -127,6 +135,7 @@ impl Op {
         match self {
             Self::ShortConv { state, .. }
             | Self::GatedDelta { state, .. }
+            | Self::NgramEmbed { state, .. }
             | Self::SelectiveScan { state, .. } => Some(*state),
             _ => None,
         }

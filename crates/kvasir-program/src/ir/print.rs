@@ -1,6 +1,6 @@
 //! `Display` for programs: a readable dump, one op per line (`%value [width] = op operands`).
 
-use crate::ir::key_pool::KeyPool;
+use crate::ir::key_pool::{KeyPool, PoolCombine};
 use crate::ir::op::{NormKind, Op, Pairs};
 use crate::ir::program::{Program, Purpose, Shard};
 use crate::ir::recurrent::DecayGate;
@@ -88,6 +88,11 @@ impl Program {
         match op {
             Op::Embed { table, scale, .. } => write!(f, "embed {} scale {scale}", self.name(*table)),
             Op::Lookup { table, index, .. } => write!(f, "lookup {} {index:?}", self.name(*table)),
+            Op::NgramEmbed { form, state, .. } => {
+                write!(f, "ngram_embed")?;
+                form.tables.iter().try_for_each(|table| write!(f, " {}", self.name(*table)))?;
+                write!(f, " up to {} heads {} state {}", form.size, form.heads, state.0)
+            }
             Op::Hidden { .. } => write!(f, "hidden"),
             Op::Norm { x, kind, weight, bias, eps, groups, .. } => {
                 let kind = match kind {
@@ -112,9 +117,17 @@ impl Program {
                 write!(f, "rotary {x} rope {} {start}..{} {pairs} groups {groups}", rope.0, start + dims)
             }
             Op::SelectKeys { q, k, weights, layer, top_k, pool, .. } => {
-                write!(f, "select_keys {q} {k} {weights} layer {} top {top_k}", layer.0)?;
-                let Some(KeyPool { size, gate_bias }) = pool else { return Ok(()) };
-                write!(f, " in pools of {size} gates + {}", self.name(*gate_bias))
+                write!(f, "select_keys {q} {k}")?;
+                weights.iter().try_for_each(|weights| write!(f, " {weights}"))?;
+                write!(f, " layer {} top {top_k}", layer.0)?;
+                let Some(KeyPool { size, combine }) = pool else { return Ok(()) };
+                write!(f, " in pools of {size}")?;
+                match combine {
+                    PoolCombine::Gated { bias } => write!(f, " gates + {}", self.name(*bias)),
+                    PoolCombine::Mean { norm, plus, eps, rope } => {
+                        write!(f, " mean rms {} plus {plus} eps {eps} rope {}", self.name(*norm), rope.0)
+                    }
+                }
             }
             Op::UpdateAndAttend { q, k, v, layer, scale, soft_cap, sinks, selection, .. } => {
                 write!(f, "update_and_attend {q}")?;
@@ -129,10 +142,14 @@ impl Program {
                 }
                 selection.iter().try_for_each(|s| write!(f, " of {s}"))
             }
-            Op::ShortConv { x, weight, bias, kernel, silu, state, .. } => {
+            Op::ShortConv { x, weight, bias, kernel, dilation, silu, state, .. } => {
                 write!(f, "short_conv {x} {}", self.name(*weight))?;
                 bias.iter().try_for_each(|bias| write!(f, " + {}", self.name(*bias)))?;
-                write!(f, " kernel {kernel}{} state {}", if *silu { " silu" } else { "" }, state.0)
+                write!(f, " kernel {kernel}")?;
+                if *dilation != 1 {
+                    write!(f, " dilation {dilation}")?;
+                }
+                write!(f, "{} state {}", if *silu { " silu" } else { "" }, state.0)
             }
             Op::GatedDelta { q, k, v, decay, beta, form, state, .. } => {
                 let (keys, values) = (form.key_heads, form.value_heads);
@@ -156,6 +173,7 @@ impl Program {
                 by.iter().try_for_each(|by| write!(f, " {}", self.name(*by)))
             }
             Op::Elementwise { x, function, .. } => write!(f, "elementwise {x} {function:?}"),
+            Op::GroupDot { a, b, groups, .. } => write!(f, "group_dot {a} {b} groups {groups}"),
             Op::HyperConnection { x, form, .. } => {
                 write!(f, "hyper_connection {x} scale {}", self.name(form.scale))?;
                 write!(f, " + {} streams {}", self.name(form.base), form.streams)?;

@@ -1,8 +1,8 @@
 //! Recurrent layers: the sizes of their states, and the heads and weights of their recurrences.
 //!
 //! A state is a value of fixed size per sequence, whatever the sequence's length. It holds f32
-//! elements: the last inputs of a convolution in order of position, or a matrix per head,
-//! row-major.
+//! elements: the last inputs of a convolution in order of position, a matrix per head, row-major,
+//! or the last token ids.
 
 use crate::ir::weight::WeightId;
 use serde::{Deserialize, Serialize};

@@ -6,9 +6,12 @@
 //!
 //! | op | state | tail row |
 //! |---|---|---|
-//! | `ShortConv` | the last `kernel - 1` rows of x, the oldest first | x |
+//! | `ShortConv` | the last `(kernel - 1) * dilation` rows of x, the oldest first | x |
 //! | `GatedDelta` | per value head a matrix `[key_dim, value_dim]` | k, v, decay, β |
 //! | `SelectiveScan` | per head a matrix `[state_dim, head_dim]` | x, B, dt |
+//! | `NgramEmbed` | the last `size - 1` token ids plus 1, the nearest first; 0 is none | token id |
+//!
+//! Token ids are exact in f32: no vocabulary exceeds 2^24 tokens (`builder::config`).
 //!
 //! A tail row stores the op's operands as the program computes them. A replay applies normalization
 //! and activation to them again.

@@ -72,7 +72,10 @@ impl Usage<'_> {
             Op::HyperConnection { form, .. } => {
                 [form.scale, form.base].into_iter().for_each(|id| self.add_all(id));
             }
-            Op::SelectKeys { pool, .. } => pool.iter().for_each(|pool| self.add_all(pool.gate_bias)),
+            Op::SelectKeys { pool, .. } => {
+                pool.iter().for_each(|pool| self.add_all(pool.combine.weight()));
+            }
+            Op::NgramEmbed { form, .. } => form.tables.iter().for_each(|table| self.add_all(*table)),
             Op::Scale { by, .. } => by.iter().for_each(|id| self.add_all(*id)),
             Op::Mixture { experts, .. } => {
                 [&experts.gate, &experts.up, &experts.down].into_iter().for_each(|all| self.family(all));
@@ -84,6 +87,7 @@ impl Usage<'_> {
             | Op::UpdateAndAttend { sinks: None, .. }
             | Op::Gate { .. }
             | Op::Elementwise { .. }
+            | Op::GroupDot { .. }
             | Op::MixStreams { .. }
             | Op::Pool { .. }
             | Op::Add { .. }

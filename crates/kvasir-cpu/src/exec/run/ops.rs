@@ -7,13 +7,13 @@ use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
 use crate::ops::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::ops::hyper_connection::{HyperWeights, hyper_connection, mix_streams};
-use crate::ops::indexer::{GatedKeyPool, Indexer, select};
+use crate::ops::indexer::{Combine, Indexer, Pooling, select};
 use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
 use crate::rowwise::{RotaryPart, activate, activate_scalar_gate, add, elementwise, norm, rotate, scale};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
-use kvasir_program::{Collective, Holds, KeyPool, Op, RopeId, ValueId, WeightId};
+use kvasir_program::{Collective, Holds, KeyPool, LayerId, Op, PoolCombine, RopeId, ValueId, WeightId};
 
 impl Run<'_> {
     /// Computes row `row` of a row-wise op (norm, gate, scale, add, hyper-connection) into `y`.
@@ -39,6 +39,14 @@ impl Run<'_> {
             }
             Op::Add { a, b, .. } => add(isa, x(*a), x(*b), y),
             Op::Elementwise { x: v, function, .. } => elementwise(isa, x(*v), *function, y),
+            Op::GroupDot { a, b, groups, .. } => {
+                let part = self.width(*a) / groups;
+                let of_row = |v: ValueId| {
+                    self.value(values, v)[row * part * groups..(row + 1) * part * groups].chunks_exact(part)
+                };
+                let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum();
+                y.iter_mut().zip(of_row(*a).zip(of_row(*b))).for_each(|(y, (a, b))| *y = dot(a, b));
+            }
             Op::HyperConnection { x: v, form, .. } => {
                 let vector = |id: WeightId| &self.model.vectors[&id][..];
                 let weights = HyperWeights { scale: vector(form.scale), base: vector(form.base) };
@@ -84,6 +92,7 @@ impl Run<'_> {
             | Op::Gate { .. }
             | Op::Scale { .. }
             | Op::Add { .. }
+            | Op::GroupDot { .. }
             | Op::HyperConnection { .. }
             | Op::MixStreams { .. }
             | Op::Elementwise { .. } => {
@@ -143,8 +152,6 @@ impl Run<'_> {
             Op::SelectKeys { q, k, weights, layer, top_k, pool, .. } => {
                 let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
                 self.write_kv(None, &[Some((index, x(*k)))]);
-                let gate_bias = |pool: KeyPool| &self.model.vectors[&pool.gate_bias][..];
-                let key_pool = pool.map(|pool| GatedKeyPool { size: pool.size, gate_bias: gate_bias(pool) });
                 let indexer = Indexer {
                     plan: self.plan,
                     pools: self.pools,
@@ -152,10 +159,11 @@ impl Run<'_> {
                     facts: &self.model.program.layers[layer.0 as usize],
                     q: x(*q),
                     q_width: self.width(*q),
-                    weights: x(*weights),
-                    heads: self.width(*weights),
+                    weights: weights.map(x),
+                    heads: self.indexer_heads(*layer, *q, *pool),
                     top_k: *top_k,
-                    key_pool,
+                    key_pool: pool.map(|pool| self.pooling(pool)),
+                    final_lens: self.final_lens,
                 };
                 // SAFETY: the plan's slots were checked, and writes come before reads.
                 let views = unsafe { select(threads, isa, &indexer) };
@@ -164,6 +172,8 @@ impl Run<'_> {
             Op::UpdateAndAttend { .. } => self.attend(op, m),
             // Run by `recurrent`.
             Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {}
+            // Refused when the model is loaded.
+            Op::NgramEmbed { .. } => {}
             Op::Route { scores, routing, .. } => {
                 let from = self.width(*scores);
                 let correction = routing.correction.map(|c| &self.model.vectors[&c][..]);
@@ -207,6 +217,26 @@ impl Run<'_> {
             }
         }
         debug_assert!(matches!(self.model.program.value(out).holds, Holds::Numbers(_)) || width == 0);
+    }
+
+    /// Heads of an indexer's queries.
+    fn indexer_heads(&self, layer: LayerId, q: ValueId, pool: Option<KeyPool>) -> usize {
+        let row = self.model.program.layers[layer.0 as usize].index_dim;
+        let key = pool.map_or(row, |pool| pool.combine.key_width(row));
+        self.width(q) / key.max(1)
+    }
+
+    /// The weights and positions that the key of a pool follows from.
+    fn pooling(&self, pool: KeyPool) -> Pooling<'_> {
+        let weight = &self.model.vectors[&pool.combine.weight()][..];
+        let combine = match pool.combine {
+            PoolCombine::Gated { .. } => Combine::Gated { bias: weight },
+            PoolCombine::Mean { plus, eps, rope, .. } => {
+                let rope = &self.model.program.ropes[rope.0 as usize];
+                Combine::Mean { norm: weight, plus, eps, rope }
+            }
+        };
+        Pooling { size: pool.size, combine }
     }
 
     /// Embedding lookup of one token.

@@ -24,6 +24,7 @@ use serde_json::Value as Json;
 pub(crate) static FALCON_H1: Architecture = Architecture {
     classes: &[Class::text("FalconH1ForCausalLM", "falcon_h1")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["falcon-h1"],

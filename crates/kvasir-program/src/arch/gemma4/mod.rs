@@ -35,6 +35,7 @@ pub(crate) static GEMMA4: Architecture = Architecture {
         ),
     ],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["gemma4"],

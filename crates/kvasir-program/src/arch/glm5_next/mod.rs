@@ -29,6 +29,7 @@ pub(crate) static GLM5_NEXT: Architecture = Architecture {
         Class::multimodal("Glm5NextForConditionalGeneration", "glm5_next_text", &["visual."]),
     ],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["glm5-next"],
@@ -89,7 +90,7 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
         experts = experts.with_activation(Activation::LimitedSwiglu { limit: limit as f32 });
     }
     permit_prediction_layers(b)?;
-    multi_stream_decoder(b, connections.streams, norms, |b, i, x| {
+    let layer = |b: &mut Builder<'_>, i: usize, x| {
         let p = format!("model.layers.{i}.");
         let x = connections.wrap(b, &format!("{p}hc_attn"), x, |b, h| {
             let h = norms.row(b, h, &format!("{p}input_layernorm"))?;
@@ -99,6 +100,10 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
             let h = norms.row(b, h, &format!("{p}post_attention_layernorm"))?;
             experts.build(b, i, h)
         })
+    };
+    multi_stream_decoder(b, connections.streams, layer, |b, x| {
+        let x = b.mean_of_streams(x, connections.streams)?;
+        norms.row(b, x, "model.norm")
     })
 }
 

@@ -30,6 +30,7 @@ use crate::ir::value::ValueId;
 pub(crate) static GRANITE: Architecture = Architecture {
     classes: &[Class::text("GraniteMoeHybridForCausalLM", "granitemoehybrid")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["granitehybrid", "granite", "granitemoe"],

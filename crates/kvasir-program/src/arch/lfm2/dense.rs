@@ -14,6 +14,7 @@ use serde_json::{Map, Value as Json};
 pub(crate) static LFM2: Architecture = Architecture {
     classes: &[Class::text("Lfm2ForCausalLM", "lfm2")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["lfm2"],

@@ -18,6 +18,7 @@ use crate::ir::moe::{Routing, Score};
 pub(crate) static LFM2_MOE: Architecture = Architecture {
     classes: &[Class::text("Lfm2MoeForCausalLM", "lfm2_moe")],
     renames: &[],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["lfm2moe"],

@@ -29,6 +29,7 @@ pub(crate) static NEMOTRON_H: Architecture = Architecture {
         Rename { from: "backbone.norm_f.", to: "model.norm." },
         Rename { from: "backbone.layers.", to: "model.layers." },
     ],
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["nemotron_h", "nemotron_h_moe"],

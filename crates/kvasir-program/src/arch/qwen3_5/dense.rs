@@ -17,6 +17,7 @@ pub(crate) static QWEN3_5: Architecture = Architecture {
         Class::multimodal("Qwen3_5ForConditionalGeneration", "qwen3_5_text", &["visual."]),
     ],
     renames: MTP_RENAMES,
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["qwen35"],

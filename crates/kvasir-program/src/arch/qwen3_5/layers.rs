@@ -18,8 +18,8 @@ use crate::ir::weight::Role;
 
 /// The blocks of a model of the family; a layer has a Gated DeltaNet or attention.
 pub(crate) struct Layers {
-    norms: Norms,
-    attention: Attention,
+    pub(crate) norms: Norms,
+    pub(crate) attention: Attention,
     delta: GatedDeltaNet,
     rope: RopeId,
     /// Whether each layer is a Gated DeltaNet.
@@ -123,18 +123,29 @@ impl Layers {
     fn layer(&self, b: &mut Builder<'_>, i: usize, x: ValueId) -> Result<ValueId> {
         let p = format!("model.layers.{i}.");
         let h = self.norms.row(b, x, &format!("{p}input_layernorm"))?;
-        let h = if self.recurrent.get(i).copied().unwrap_or(false) {
-            self.delta.build(b, i, h)?
-        } else {
-            self.attention.build(b, i, h, self.rope, None)?
-        };
+        let h = self.mixer(b, i, h)?;
         let x = b.add(x, h)?;
         let h = self.norms.row(b, x, &format!("{p}post_attention_layernorm"))?;
-        let h = match &self.feed_forward {
-            FeedForwards::Dense(dense) => dense.build(b, &format!("{p}mlp."), h)?,
-            FeedForwards::Moe(moe) => moe.build(b, i, &format!("{p}mlp."), h)?,
-        };
+        let h = self.feed_forward(b, i, h)?;
         b.add(x, h)
+    }
+
+    /// Builds the Gated DeltaNet or the attention of a layer.
+    pub(crate) fn mixer(&self, b: &mut Builder<'_>, i: usize, h: ValueId) -> Result<ValueId> {
+        if self.recurrent.get(i).copied().unwrap_or(false) {
+            self.delta.build(b, i, h)
+        } else {
+            self.attention.build(b, i, h, self.rope, None)
+        }
+    }
+
+    /// Builds the feed-forward block of a layer.
+    pub(crate) fn feed_forward(&self, b: &mut Builder<'_>, i: usize, h: ValueId) -> Result<ValueId> {
+        let p = format!("model.layers.{i}.mlp.");
+        match &self.feed_forward {
+            FeedForwards::Dense(dense) => dense.build(b, &p, h),
+            FeedForwards::Moe(moe) => moe.build(b, i, &p, h),
+        }
     }
 }
 

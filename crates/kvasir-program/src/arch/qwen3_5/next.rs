@@ -16,6 +16,7 @@ use crate::gguf::rule::{Rule, write_nothing};
 pub(crate) static QWEN3_NEXT: Architecture = Architecture {
     classes: &[Class::text("Qwen3NextForCausalLM", "qwen3_next")],
     renames: MTP_RENAMES,
+    config_tensors: &[],
     is_encoder: false,
     gguf: Gguf {
         names: &["qwen3next"],

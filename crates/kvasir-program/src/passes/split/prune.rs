@@ -118,8 +118,11 @@ fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
         Op::HyperConnection { form, .. } => {
             [&mut form.scale, &mut form.base].into_iter().for_each(|id| visit_one(id, visit));
         }
+        Op::NgramEmbed { form, .. } => {
+            form.tables.iter_mut().for_each(|table| visit_one(table, visit));
+        }
         Op::SelectKeys { pool, .. } => {
-            pool.iter_mut().for_each(|pool| visit_one(&mut pool.gate_bias, visit));
+            pool.iter_mut().for_each(|pool| visit_one(pool.combine.weight_mut(), visit));
         }
         Op::Scale { by, .. } => by.iter_mut().for_each(|id| visit_one(id, visit)),
         Op::UpdateAndAttend { sinks, .. } => {
@@ -135,6 +138,7 @@ fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
         | Op::Rotary { .. }
         | Op::Gate { .. }
         | Op::Elementwise { .. }
+        | Op::GroupDot { .. }
         | Op::MixStreams { .. }
         | Op::Pool { .. }
         | Op::Add { .. }
