@@ -36,12 +36,15 @@ fn program(case: &Path) -> Program {
 
 /// Whether the backend refuses programs with this op.
 fn has_no_kernel(op: &Op) -> bool {
-    matches!(op, Op::NgramEmbed { .. })
+    matches!(op, Op::NgramEmbed { .. } | Op::CompressedAttend { .. })
 }
 
 #[test]
 fn models_without_kernels_are_refused_by_name() {
-    let refused = [("qwen4_exp", "has n-gram embeddings, which this backend has no kernels for")];
+    let refused = [
+        ("qwen4_exp", "has n-gram embeddings, which this backend has no kernels for"),
+        ("deepseek_v4", "has attention to compressed entries, which this backend has no kernels for"),
+    ];
     for (name, what) in refused {
         let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(name);
         let source = Arc::new(Checkpoint::open(&case).unwrap());

@@ -28,6 +28,19 @@ pub(crate) struct Pooling<'a> {
 pub(crate) enum Combine<'a> {
     Gated { bias: &'a [f32] },
     Mean { norm: &'a [f32], plus: f32, eps: f32, rope: &'a Rope },
+    Compressed(Compression<'a>),
+}
+
+/// Weights of compressed entries.
+#[derive(Clone, Copy)]
+pub(crate) struct Compression<'a> {
+    pub(crate) start: usize,
+    pub(crate) dim: usize,
+    pub(crate) parts: usize,
+    pub(crate) bias: &'a [f32],
+    pub(crate) norm: &'a [f32],
+    pub(crate) eps: f32,
+    pub(crate) rope: &'a Rope,
 }
 
 impl Indexer<'_> {
@@ -47,47 +60,99 @@ impl Indexer<'_> {
         final_len: u32,
     ) -> Vec<u32> {
         let size = self.pool.map_or(1, |pool| pool.size);
-        let pool_index = |entry: u32| reads.entries[entry as usize].2 as usize / size;
-        let candidates: Vec<&[u32]> = match self.pool {
-            None => visible.chunks(1).collect(),
-            Some(_) => visible.chunk_by(|a, b| pool_index(*a) == pool_index(*b)).collect(),
+        let (complete, rest) = match self.pool {
+            None => (visible.chunks(1).collect(), &[][..]),
+            Some(pool) => pool.split(reads, visible),
         };
-        let (complete, rest): (Vec<&[u32]>, Vec<&[u32]>) =
-            candidates.into_iter().partition(|entries| entries.len() == size);
-        let score = |entries: &&[u32]| {
-            let key = self.key(reads, entries, final_len);
+        let score = |place: usize| {
+            let before = place.checked_sub(1).map_or(&[][..], |before| complete[before]);
+            let key = self.key(reads, before, complete[place], final_len);
             let heads = q.chunks(key.len()).enumerate();
             let weight = |head: usize| weights.map_or(1.0, |weights| weights[head]);
             heads.map(|(head, q)| weight(head) * dot(q, &key).max(0.0)).sum()
         };
-        let scores: Vec<f32> = complete.iter().map(score).collect();
+        let scores: Vec<f32> = (0..complete.len()).map(score).collect();
         let best = largest(&scores, self.top_k / size);
         let chosen = best.into_iter().map(|place| complete[place as usize]);
-        let mut entries: Vec<u32> = chosen.chain(rest).flatten().copied().collect();
+        let mut entries: Vec<u32> = chosen.flatten().chain(rest).copied().collect();
         entries.sort_unstable();
         entries
     }
 
-    /// The key of an entry or of a complete pool.
-    fn key(&self, reads: &Reads, entries: &[u32], final_len: u32) -> Cow<'_, [f32]> {
-        let row = |entry: u32| {
-            let (pool, slot, _) = reads.entries[entry as usize];
+    /// The key of an entry or of a complete pool; `before` is the pool before it.
+    fn key(&self, reads: &Reads, before: &[u32], entries: &[u32], final_len: u32) -> Cow<'_, [f32]> {
+        let row = |entry: &u32| {
+            let (pool, slot, _) = reads.entries[*entry as usize];
             self.kv_pools.row(self.layer, Part::Index, (pool, slot))
         };
-        let Some(Pooling { size, combine }) = self.pool else { return row(entries[0]).into() };
-        let rows: Vec<&[f32]> = entries.iter().map(|entry| row(*entry)).collect();
-        match combine {
-            Combine::Gated { bias } => gated_sum(&rows, bias, bias.len() / size).into(),
+        let Some(pooling) = self.pool else { return row(&entries[0]).into() };
+        let [before, rows] = [before, entries].map(|entries| entries.iter().map(row).collect::<Vec<_>>());
+        pooling.key(&before, &rows, reads.entries[entries[0] as usize].2, final_len).into()
+    }
+}
+
+impl Pooling<'_> {
+    /// The complete pools of the visible entries, and the entries after the last of them.
+    pub(crate) fn split<'a>(&self, reads: &Reads, visible: &'a [u32]) -> (Vec<&'a [u32]>, &'a [u32]) {
+        let pool_index = |entry: u32| reads.entries[entry as usize].2 as usize / self.size;
+        let complete: Vec<&[u32]> = visible
+            .chunk_by(|a, b| pool_index(*a) == pool_index(*b))
+            .take_while(|entries| entries.len() == self.size)
+            .collect();
+        let (complete_len, size) = (complete.len(), self.size);
+        (complete, &visible[complete_len * size..])
+    }
+
+    /// The key of a pool from its rows, and those of the pool before it, at its first position.
+    pub(crate) fn key(&self, before: &[&[f32]], rows: &[&[f32]], position: u32, final_len: u32) -> Vec<f32> {
+        match self.combine {
+            Combine::Gated { bias } => gated_sum(rows, bias, bias.len() / self.size),
             Combine::Mean { norm, plus, eps, rope } => {
                 let sum = |channel: usize| rows.iter().map(|row| row[channel]).sum::<f32>();
-                let mut key: Vec<f32> = (0..norm.len()).map(|channel| sum(channel) / size as f32).collect();
-                let factor = 1.0 / (dot(&key, &key) / key.len() as f32 + eps).sqrt();
-                key.iter_mut().zip(norm).for_each(|(key, weight)| *key *= factor * (plus + weight));
-                rotate_halves(&mut key, rope, reads.entries[entries[0] as usize].2, final_len);
-                key.into()
+                let sums = (0..norm.len()).map(|channel| sum(channel) / self.size as f32);
+                let mut key = normed(sums.collect(), norm, plus, eps);
+                let (first, second) = key[..rope.dims()].split_at_mut(rope.dims() / 2);
+                rotate(first.iter_mut().zip(second), rope, position, final_len);
+                key
+            }
+            Combine::Compressed(form) => {
+                let mut key = normed(form.weighted_sum(before, rows), form.norm, 0.0, form.eps);
+                let last = form.dim - form.rope.dims();
+                let (pairs, _) = key[last..].as_chunks_mut::<2>();
+                rotate(pairs.iter_mut().map(|[a, b]| (a, b)), form.rope, position, final_len);
+                key
             }
         }
     }
+}
+
+impl Compression<'_> {
+    /// Per channel the sum of values weighted by the softmax of their gates.
+    fn weighted_sum(&self, before: &[&[f32]], rows: &[&[f32]]) -> Vec<f32> {
+        let width = self.parts * self.dim;
+        // The last part is of the pool itself, the first one of the pool before.
+        let own = (self.parts - 1) * self.dim;
+        let earlier = if self.parts == 2 { before } else { &[] };
+        let channel = |channel: usize| {
+            let of = |(slot, row): (usize, &&[f32]), part: usize| {
+                let at = part + channel;
+                (row[self.start + width + at] + self.bias[slot * width + at], row[self.start + at])
+            };
+            let first = earlier.iter().enumerate().map(|row| of(row, 0));
+            let second = rows.iter().enumerate().map(|row| of(row, own));
+            let (mut weights, values): (Vec<f32>, Vec<f32>) = first.chain(second).unzip();
+            softmax(&mut weights, None);
+            weights.iter().zip(values).map(|(weight, value)| weight * value).sum()
+        };
+        (0..self.dim).map(channel).collect()
+    }
+}
+
+/// RMSNorm with the weight `plus + norm`.
+fn normed(mut x: Vec<f32>, norm: &[f32], plus: f32, eps: f32) -> Vec<f32> {
+    let factor = 1.0 / (dot(&x, &x) / x.len() as f32 + eps).sqrt();
+    x.iter_mut().zip(norm).for_each(|(x, weight)| *x *= factor * (plus + weight));
+    x
 }
 
 /// Per channel the sum of the keys, weighted by the softmax of their gates.
@@ -102,10 +167,14 @@ fn gated_sum(rows: &[&[f32]], bias: &[f32], dim: usize) -> Vec<f32> {
     (0..dim).map(channel).collect()
 }
 
-/// RoPE of the first elements, in pairs (i, i + half).
-fn rotate_halves(key: &mut [f32], rope: &Rope, position: u32, final_len: u32) {
-    let (first, second) = key[..rope.dims()].split_at_mut(rope.dims() / 2);
-    for ((a, b), frequency) in first.iter_mut().zip(second).zip(rope.frequencies(final_len)) {
+/// RoPE of pairs of elements.
+fn rotate<'a>(
+    pairs: impl Iterator<Item = (&'a mut f32, &'a mut f32)>,
+    rope: &Rope,
+    position: u32,
+    final_len: u32,
+) {
+    for ((a, b), frequency) in pairs.zip(rope.frequencies(final_len)) {
         let (cos, sin) = rope.turn(*frequency, position);
         (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
     }

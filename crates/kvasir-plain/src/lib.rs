@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod compressed;
 mod elementwise;
 mod encoder;
 mod executor;

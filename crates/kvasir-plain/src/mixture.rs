@@ -5,17 +5,22 @@
 
 use crate::math::{add_scaled, gelu, largest, sigmoid, softmax};
 use crate::weights::Weights;
+use kvasir_kv::Token;
 use kvasir_program::{Activation, Experts, Routing, Score};
 
 /// The experts of one token with their weights, in descending order of selection score.
 pub(crate) type Routes = Vec<(u32, f32)>;
 
 /// MoE routing of one token: selects its experts and computes their weights.
-pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Routes {
+pub(crate) fn route(scores: &[f32], token: Token, routing: &Routing, weights: &Weights) -> Routes {
     let mut shares = scores.to_vec();
     match routing.score {
         Score::Softmax => softmax(&mut shares, None),
         Score::Sigmoid => shares.iter_mut().for_each(|s| *s = sigmoid(*s)),
+        Score::SqrtSoftplus => {
+            let softplus = |x: f32| if x > 20.0 { x } else { x.exp().ln_1p() };
+            shares.iter_mut().for_each(|s| *s = softplus(*s).sqrt());
+        }
     }
     let mut choice = shares.clone();
     if let Some(correction) = routing.correction {
@@ -32,7 +37,13 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, weights: &Weights) -> Rou
             }
         }
     }
-    let chosen = largest(&choice, routing.top_k);
+    let chosen = match routing.token_table {
+        None => largest(&choice, routing.top_k),
+        Some(table) => {
+            let row = weights.row(table, token as usize, routing.top_k);
+            row.iter().map(|expert| (*expert as u32).min(scores.len() as u32 - 1)).collect()
+        }
+    };
     let mut routes: Routes = chosen.into_iter().map(|e| (e, shares[e as usize])).collect();
     if let Some(eps) = routing.renormalize {
         let sum = routes.iter().map(|(_, share)| share).sum::<f32>() + eps;

@@ -8,9 +8,10 @@
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
 use crate::attention::{Attention, Pools, for_each_query};
+use crate::compressed::{CompressedAttention, VisibleEntries};
 use crate::elementwise::elementwise;
 use crate::expert_parallel::{RoutedRows, expert_parallel_mixture};
-use crate::indexer::{Combine, Indexer, Pooling};
+use crate::indexer::{Combine, Compression, Indexer, Pooling};
 use crate::mask::Reads;
 use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
@@ -84,8 +85,11 @@ impl<'a> Run<'a> {
         for op in &self.job.program.ops {
             match op {
                 Op::Route { scores, routing, out } => {
-                    let scores = self.rows(*scores);
-                    let routes = scores.map(|s| route(s, routing, self.job.weights)).collect();
+                    // Routing by token id runs for all rows; other rows need no token.
+                    let tokens = self.job.tokens.iter().copied().chain(std::iter::repeat(0));
+                    let scores = self.rows(*scores).zip(tokens);
+                    let routes =
+                        scores.map(|(s, token)| route(s, token, routing, self.job.weights)).collect();
                     self.routes.insert(*out, routes);
                 }
                 Op::SelectKeys { q, k, weights, layer, top_k, pool, out } => {
@@ -131,6 +135,10 @@ impl<'a> Run<'a> {
         if let Op::UpdateAndAttend { k, v, layer, .. } = op {
             k.iter().for_each(|k| self.keep(*k, *layer, Part::Key));
             v.iter().for_each(|v| self.keep(*v, *layer, Part::Value));
+        }
+        if let Op::CompressedAttend { k, row, layer, .. } = op {
+            self.keep(*k, *layer, Part::Key);
+            row.iter().for_each(|row| self.keep(*row, *layer, Part::Index));
         }
         let rows = if value.rows == Rows::Tokens { self.job.tokens.len() } else { self.sampled.len() };
         // Taking the buffer is safe: the buffer plan never assigns a result the buffer of an
@@ -204,6 +212,7 @@ impl<'a> Run<'a> {
                 self.rotate(y, width / groups, *groups, *start, rope, *pairs);
             }
             Op::UpdateAndAttend { .. } => self.attend(op, y, width),
+            Op::CompressedAttend { .. } => self.attend_compressed(op, y, width),
             Op::Gate { gate, up, activation, .. } => {
                 // A gate of one element applies to the whole row.
                 let repeat = width / self.width(*gate).max(1);
@@ -351,14 +360,45 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Attention of all queries to a window and to compressed entries.
+    fn attend_compressed(&self, op: &Op, y: &mut [f32], width: usize) {
+        let Op::CompressedAttend { q, selection, layer, scale, sinks, window, pool, .. } = op else { return };
+        let facts = &self.job.program.layers[layer.0 as usize];
+        let attention = CompressedAttention {
+            layer: *layer,
+            dim: facts.key_dim,
+            scale: *scale,
+            sinks: &self.job.weights.get(sinks.weight)[sinks.offset..],
+            window: *window,
+            pooling: self.pooling(*pool),
+            pools: self.pools(),
+        };
+        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
+            let seen = VisibleEntries {
+                reads,
+                visible: &visible,
+                selected: selection.map(|selection| &self.selections[&selection][token][..]),
+                position: self.job.plan.positions[token],
+                final_len: self.job.final_lens[self.row_of[token]],
+            };
+            let q = &self.value(*q)[token * width..(token + 1) * width];
+            attention.query(&seen, q, &mut y[token * width..(token + 1) * width]);
+        }
+    }
+
     /// The weights and positions that the key of a pool follows from.
     fn pooling(&self, pool: KeyPool) -> Pooling<'_> {
-        let weight = self.job.weights.get(pool.combine.weight());
+        let w = self.job.weights;
         let combine = match pool.combine {
-            PoolCombine::Gated { .. } => Combine::Gated { bias: weight },
-            PoolCombine::Mean { plus, eps, rope, .. } => {
+            PoolCombine::Gated { bias } => Combine::Gated { bias: w.get(bias) },
+            PoolCombine::Mean { norm, plus, eps, rope } => {
                 let rope = &self.job.program.ropes[rope.0 as usize];
-                Combine::Mean { norm: weight, plus, eps, rope }
+                Combine::Mean { norm: w.get(norm), plus, eps, rope }
+            }
+            PoolCombine::Compressed { start, dim, parts, bias, norm, eps, rope } => {
+                let rope = &self.job.program.ropes[rope.0 as usize];
+                let (bias, norm) = (w.get(bias), w.get(norm));
+                Combine::Compressed(Compression { start, dim, parts, bias, norm, eps, rope })
             }
         };
         Pooling { size: pool.size, combine }

@@ -20,8 +20,11 @@ pub(crate) fn hyper_connection(x: &[f32], form: &HyperForm, weights: HyperWeight
         *y = x * weights.scale[scale_index(at)] + base;
     }
     let (pre, rest) = y.split_at_mut(streams);
-    let (post, mixing) = rest.split_at_mut(streams);
     pre.iter_mut().for_each(|w| *w = sigmoid(*w) + eps);
+    if form.is_join {
+        return;
+    }
+    let (post, mixing) = rest.split_at_mut(streams);
     post.iter_mut().for_each(|w| *w = 2.0 * sigmoid(*w));
     for row in mixing.chunks_exact_mut(streams) {
         softmax(row, None);
@@ -63,7 +66,14 @@ mod tests {
 
     #[test]
     fn mixing_matrices_become_doubly_stochastic() {
-        let form = HyperForm { streams: 3, iterations: 40, eps: 0.0, scale: WeightId(0), base: WeightId(0) };
+        let form = HyperForm {
+            streams: 3,
+            iterations: 40,
+            is_join: false,
+            eps: 0.0,
+            scale: WeightId(0),
+            base: WeightId(0),
+        };
         let x: Vec<f32> = (0..15).map(|n| ((n * 7) % 11) as f32 / 4.0 - 1.0).collect();
         let (base, mut y) = ([0.25; 15], [0.0; 15]);
         hyper_connection(&x, &form, HyperWeights { scale: &[1.0, 0.5, 2.0], base: &base }, &mut y);

@@ -12,8 +12,9 @@ fn every_checkpoint_has_its_programs() {
         let checkpoint = Checkpoint::open(&case).unwrap();
         let model = Model::build(&checkpoint.source()).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
         let text = model.target.to_string();
-        let writes =
-            model.target.ops.iter().filter(|op| matches!(op, Op::UpdateAndAttend { k: Some(_), .. }));
+        let is_write =
+            |op: &&Op| matches!(op, Op::UpdateAndAttend { k: Some(_), .. } | Op::CompressedAttend { .. });
+        let writes = model.target.ops.iter().filter(is_write);
         assert_eq!(writes.count(), model.target.layers.len(), "{text}");
         let json = serde_json::to_string(&model).unwrap();
         assert_eq!(serde_json::from_str::<Model>(&json).unwrap(), model);

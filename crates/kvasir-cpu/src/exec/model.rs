@@ -329,6 +329,8 @@ fn default_kv(isa: Isa, mut forms: impl Iterator<Item = Form>) -> KvType {
 fn unsupported(op: &Op) -> Option<&'static str> {
     match op {
         Op::NgramEmbed { .. } => Some("n-gram embeddings"),
+        Op::CompressedAttend { .. } => Some("attention to compressed entries"),
+        Op::Route { routing, .. } if routing.token_table.is_some() => Some("routing by token id"),
         Op::ShortConv { dilation, .. } if *dilation != 1 => Some("dilated convolutions"),
         _ => None,
     }
@@ -360,6 +362,7 @@ fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
         | Op::MixStreams { .. }
         | Op::GroupDot { .. }
         | Op::NgramEmbed { .. }
+        | Op::CompressedAttend { .. }
         | Op::UpdateAndAttend { .. }
         | Op::ShortConv { .. }
         | Op::GatedDelta { .. }
@@ -410,7 +413,7 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         Op::Norm { weight, bias, .. } => [*weight, *bias],
         Op::Scale { by, .. } => [*by, None],
         Op::HyperConnection { form, .. } => [Some(form.scale), Some(form.base)],
-        Op::SelectKeys { pool, .. } => [pool.map(|pool| pool.combine.weight()), None],
+        Op::SelectKeys { pool, .. } => pool.map_or([None; 2], |pool| pool.combine.weights()),
         Op::UpdateAndAttend { sinks, .. } => [sinks.map(|sinks| sinks.weight), None],
         Op::Route { routing, .. } => [routing.correction, routing.expert_scale],
         Op::Embed { .. }
@@ -426,6 +429,7 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         | Op::MixStreams { .. }
         | Op::GroupDot { .. }
         | Op::NgramEmbed { .. }
+        | Op::CompressedAttend { .. }
         | Op::ShortConv { .. }
         | Op::GatedDelta { .. }
         | Op::SelectiveScan { .. }

@@ -20,14 +20,18 @@ pub(crate) struct HyperWeights<'a> {
 pub(crate) fn hyper_connection(x: &[f32], form: &HyperForm, weights: HyperWeights<'_>, y: &mut [f32]) {
     let (streams, eps) = (form.streams, form.eps);
     let parts = [0..streams, streams..2 * streams, 2 * streams..y.len()];
+    // The scales of a join end after the first part.
     for (part, scale) in parts.into_iter().zip(weights.scale) {
         for at in part {
             y[at] = x[at] * scale + weights.base[at];
         }
     }
     let (pre, rest) = y.split_at_mut(streams);
-    let (post, mixing) = rest.split_at_mut(streams);
     pre.iter_mut().for_each(|w| *w = sigmoid(*w) + eps);
+    if form.is_join {
+        return;
+    }
+    let (post, mixing) = rest.split_at_mut(streams);
     post.iter_mut().for_each(|w| *w = 2.0 * sigmoid(*w));
     for row in mixing.chunks_exact_mut(streams) {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -44,6 +44,10 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, vectors: RoutingVectors<'
             probabilities.iter_mut().for_each(|s| *s /= sum);
         }
         Score::Sigmoid => probabilities.iter_mut().for_each(|s| *s = 1.0 / (1.0 + (-*s).exp())),
+        Score::SqrtSoftplus => {
+            let softplus = |x: f32| if x > 20.0 { x } else { x.exp().ln_1p() };
+            probabilities.iter_mut().for_each(|s| *s = softplus(*s).sqrt());
+        }
     }
     let mut choice = probabilities.clone();
     if let Some(correction) = vectors.correction {

@@ -93,6 +93,9 @@ impl Part {
             out.extend_from_slice(view.bytes); // verbatim
             return Ok(());
         }
+        if dtype == DType::I32 {
+            return self.write_integers(model, out);
+        }
         let (shape, values) = model.dense(&self.source)?;
         let values = if self.transposed { transpose_experts(&shape, &values) } else { values };
         let inner = if self.transposed { shape[1] } else { shape.last().copied().unwrap_or(1) };
@@ -100,6 +103,16 @@ impl Part {
         quantize_in_parallel(dtype, &values, row, watch, out)
             .map_err(|e| Error::at(format!("tensor {}", self.source), e))?;
         model.release(&self.source, 0..usize::MAX);
+        Ok(())
+    }
+
+    /// Appends the part's integers with 32 bits each.
+    fn write_integers(&self, model: &Checkpoint, out: &mut Vec<u8>) -> Result<()> {
+        let bad = |why: &str| Error::at(format!("tensor {}", self.source), why);
+        for value in model.integers(&self.source)?.ok_or_else(|| bad("is missing"))? {
+            let value = i32::try_from(value).map_err(|_| bad("has a number that takes more than 32 bits"))?;
+            out.extend_from_slice(&value.to_le_bytes());
+        }
         Ok(())
     }
 

@@ -116,6 +116,9 @@ impl Rules {
 
     /// The encoding of a tensor. Fails if an own rule's blocks do not divide the row.
     pub(super) fn dtype(&self, s: &Subject<'_>) -> Result<DType> {
+        if s.name.ends_with("ffn_gate_tid2eid.weight") {
+            return Ok(DType::I32);
+        }
         let Some(stem) = s.stem() else { return Ok(DType::F32) };
         if let Some(own) = self.own_of(s) {
             let dtype = self.own[own].dtype;
@@ -147,7 +150,7 @@ impl<'a> Subject<'a> {
     /// pools are never quantized, whatever rule matches: other engines read them as f32 only.
     fn stem(&self) -> Option<&'a str> {
         let stem = self.name.strip_suffix(".weight").filter(|stem| !stem.is_empty())?;
-        const UNQUANTIZED: [&str; 19] = [
+        const UNQUANTIZED: [&str; 22] = [
             "ffn_gate_inp",
             "ffn_gate_inp_shexp",
             "_norm",
@@ -167,6 +170,9 @@ impl<'a> Subject<'a> {
             "ple_conv1d",
             "indexer_compressor_gate",
             "indexer_compressor_ape",
+            "attn_compressor_gate",
+            "attn_compressor_ape",
+            "output_hc_fn",
         ];
         let fixed = self.shape.len() < 2 || UNQUANTIZED.iter().any(|end| stem.ends_with(end));
         (!fixed).then_some(stem)

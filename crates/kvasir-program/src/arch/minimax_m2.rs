@@ -80,6 +80,7 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
         groups: None,
         renormalize: Some(0.0),
         scale: 1.0,
+        token_table: None,
         expert_scale: None,
     };
     let experts = Routed {

@@ -11,6 +11,7 @@ pub(crate) mod canonical_name;
 pub(crate) mod class;
 pub(crate) mod config_defaults;
 pub(crate) mod deepseek;
+pub(crate) mod deepseek_v4;
 pub(crate) mod falcon_h1;
 pub(crate) mod gemma3;
 pub(crate) mod gemma4;
@@ -102,6 +103,7 @@ const ALL: &[&Architecture] = &[
     &minimax_m2::MINIMAX_M2,
     &deepseek::DEEPSEEK_V3,
     &deepseek::DEEPSEEK_V32,
+    &deepseek_v4::DEEPSEEK_V4,
     &kimi_linear::KIMI_LINEAR,
     &glm5_next::GLM5_NEXT,
     &bert::BERT,

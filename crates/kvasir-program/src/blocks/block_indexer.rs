@@ -1,6 +1,6 @@
 //! The indexer of Qwen4: selects blocks of tokens for GQA attention, by the mean of their keys.
 
-use crate::builder::Builder;
+use crate::builder::{Builder, IndexerOperands};
 use crate::builder::config::Config;
 use crate::error::Result;
 use crate::ir::key_pool::{KeyPool, PoolCombine};

@@ -42,6 +42,7 @@ impl Grouped {
             groups: (groups.count > 1).then_some(groups),
             renormalize: config.flag_or("norm_topk_prob", true)?.then_some(1e-20),
             scale: config.float_or("routed_scaling_factor", 1.0)? as f32,
+            token_table: None,
             expert_scale: None,
         };
         let dense = FeedForward::read(config)?;

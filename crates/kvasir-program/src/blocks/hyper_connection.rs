@@ -40,6 +40,24 @@ impl HyperConnections {
         Ok(Self { streams, iterations, eps, norm_eps })
     }
 
+    /// The weighted sum of all streams that the final norm reads; tensor names start with `name`.
+    pub(crate) fn join(&self, b: &mut Builder<'_>, name: &str, streams: ValueId) -> Result<ValueId> {
+        let (count, inputs) = (self.streams, b.width(streams));
+        let normed = b.unweighted_rms(streams, 1, self.norm_eps)?;
+        let matrix = b.weight(&format!("{name}_fn"), &[count, inputs], Role::Router)?;
+        let projected = b.linear(normed, Matrix::whole(matrix, count, inputs))?;
+        let form = HyperForm {
+            streams: count,
+            iterations: self.iterations,
+            is_join: true,
+            eps: self.eps as f32,
+            scale: b.weight(&format!("{name}_scale"), &[1], Role::Router)?,
+            base: b.weight(&format!("{name}_base"), &[count], Role::Router)?,
+        };
+        let weights = b.hyper_connection(projected, form)?;
+        b.mix_streams(streams, weights, count)
+    }
+
     /// Wraps a sublayer in its hyper-connection, whose tensor names start with `name`.
     pub(crate) fn wrap<'a>(
         &self,
@@ -56,6 +74,7 @@ impl HyperConnections {
         let form = HyperForm {
             streams: count,
             iterations: self.iterations,
+            is_join: false,
             eps: self.eps as f32,
             scale: b.weight(&format!("{name}_scale"), &[3], Role::Router)?,
             base: b.weight(&format!("{name}_base"), &[width], Role::Router)?,

@@ -51,6 +51,7 @@ pub(crate) fn by_softmax(top_k: usize, renormalize: bool) -> Routing {
         groups: None,
         renormalize: renormalize.then_some(0.0),
         scale: 1.0,
+        token_table: None,
         expert_scale: None,
     }
 }

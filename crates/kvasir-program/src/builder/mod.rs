@@ -179,7 +179,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Appends an op that makes one row of `width` elements per token.
-    pub(super) fn numbers(&mut self, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
+    pub(crate) fn numbers(&mut self, width: usize, op: impl FnOnce(ValueId) -> Op) -> ValueId {
         self.push(Holds::Numbers(width), Rows::Tokens, op)
     }
 
@@ -200,7 +200,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Fails unless two widths agree; `what` is the config key to blame.
-    pub(super) fn same(&self, found: usize, expected: usize, what: &str) -> Result<()> {
+    pub(crate) fn same(&self, found: usize, expected: usize, what: &str) -> Result<()> {
         if found == expected {
             Ok(())
         } else {

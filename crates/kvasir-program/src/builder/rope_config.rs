@@ -53,6 +53,15 @@ impl<'a> RopeConfig<'a> {
         Ok(Self { theta, ..self })
     }
 
+    /// The same scaling of another base, whose key is `key`.
+    pub(crate) fn with_base(self, key: &str, default: f64) -> Result<Self> {
+        let theta = self.top.float_or(key, default)?;
+        if theta <= 1.0 {
+            return Err(self.top.bad(key, format!("is {theta}, not a base above 1")));
+        }
+        Ok(Self { theta, ..self })
+    }
+
     /// For a model family in which the type `from` means `to`.
     pub(crate) fn with_kind(self, from: &'a str, to: &'a str) -> Self {
         Self { renamed: Some((from, to)), ..self }

@@ -20,9 +20,12 @@ pub struct HyperForm {
     pub streams: usize,
     /// Sinkhorn iterations, at least 1.
     pub iterations: usize,
+    /// Whether only pre is computed: the weights with which the streams are joined at the end.
+    #[serde(default)]
+    pub is_join: bool,
     /// Added to weights and sums.
     pub eps: f32,
-    /// Scales of pre, post and C.
+    /// Scales of pre, post and C, as far as they are computed.
     pub scale: WeightId,
     /// One bias per projection.
     pub base: WeightId,

@@ -36,21 +36,46 @@ pub enum PoolCombine {
         /// Frequencies.
         rope: RopeId,
     },
+    /// A compressed entry (DeepSeek-V4). A section of a row is a value and a gate per channel of
+    /// `parts * dim` channels. The entry is the sum of values weighted by the softmax of
+    /// `gate + bias[position % size]` per channel, after RMSNorm and RoPE at the pool's first
+    /// position. The rope's pairs are (2i, 2i + 1) of the last elements.
+    ///
+    /// With two parts, the softmax runs over the first part of the rows of the pool before, if there
+    /// is one, and the second part of the rows of the pool itself.
+    Compressed {
+        /// First element of the section in a row.
+        start: usize,
+        /// Elements of an entry.
+        dim: usize,
+        /// 1, or 2 if entries overlap.
+        parts: usize,
+        /// Biases of the gates, [size, parts * dim].
+        bias: WeightId,
+        /// Weight of the norm.
+        norm: WeightId,
+        /// Epsilon of the norm.
+        eps: f32,
+        /// Frequencies.
+        rope: RopeId,
+    },
 }
 
 impl PoolCombine {
-    /// The weight that it reads.
-    pub fn weight(&self) -> WeightId {
+    /// The weights that it reads.
+    pub fn weights(&self) -> [Option<WeightId>; 2] {
         match self {
-            Self::Gated { bias } => *bias,
-            Self::Mean { norm, .. } => *norm,
+            Self::Gated { bias } => [Some(*bias), None],
+            Self::Mean { norm, .. } => [Some(*norm), None],
+            Self::Compressed { bias, norm, .. } => [Some(*bias), Some(*norm)],
         }
     }
 
-    pub(crate) fn weight_mut(&mut self) -> &mut WeightId {
+    pub(crate) fn weights_mut(&mut self) -> [Option<&mut WeightId>; 2] {
         match self {
-            Self::Gated { bias } => bias,
-            Self::Mean { norm, .. } => norm,
+            Self::Gated { bias } => [Some(bias), None],
+            Self::Mean { norm, .. } => [Some(norm), None],
+            Self::Compressed { bias, norm, .. } => [Some(bias), Some(norm)],
         }
     }
 
@@ -59,6 +84,7 @@ impl PoolCombine {
         match self {
             Self::Gated { .. } => row / 2,
             Self::Mean { .. } => row,
+            Self::Compressed { dim, .. } => *dim,
         }
     }
 }

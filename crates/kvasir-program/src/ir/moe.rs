@@ -20,6 +20,9 @@ pub struct Routing {
     pub renormalize: Option<f32>,
     /// Multiplies the final weights (`routed_scaling_factor`).
     pub scale: f32,
+    /// The experts of each token id, [vocabulary, top_k], which are chosen instead of the best.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_table: Option<WeightId>,
     /// Multiplies the final weight of each expert (Gemma 4's `per_expert_scale`).
     #[serde(default)]
     pub expert_scale: Option<WeightId>,
@@ -33,6 +36,8 @@ pub enum Score {
     Softmax,
     /// Sigmoid of each score.
     Sigmoid,
+    /// Square root of the softplus of each score (DeepSeek-V4).
+    SqrtSoftplus,
 }
 
 /// Groups of experts (group-limited routing). A group's score is the sum of its two best corrected

@@ -2,7 +2,8 @@
 //! collectives.
 //!
 //! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only
-//! [`Op::UpdateAndAttend`] and [`Op::SelectKeys`] read other rows, through the KV cache, and
+//! [`Op::UpdateAndAttend`], [`Op::CompressedAttend`] and [`Op::SelectKeys`] read other rows, through
+//! the KV cache, and
 //! [`Op::ShortConv`], [`Op::GatedDelta`], [`Op::SelectiveScan`] and [`Op::NgramEmbed`], through
 //! recurrent states, and
 //! [`Op::Pool`], through the rows of its own sequence in the step. Shapes are not stored in ops:
@@ -211,6 +212,32 @@ pub enum Op {
         sinks: Option<Vector>,
         /// Restricts visibility further, to the entries that an indexer selected.
         selection: Option<ValueId>,
+        /// Result.
+        out: ValueId,
+    },
+    /// Attention to a sliding window and to compressed entries (DeepSeek-V4): one softmax over the
+    /// keys of the last `window` tokens and those entries of complete pools that the query sees. The
+    /// values are the keys.
+    CompressedAttend {
+        /// Queries.
+        q: ValueId,
+        /// The token's key, shared by all heads.
+        k: ValueId,
+        /// The token's row of `index_dim` of the layer, from which entries follow; `None` if an
+        /// indexer writes it.
+        row: Option<ValueId>,
+        /// Restricts the entries to those of selected pools.
+        selection: Option<ValueId>,
+        /// The layer whose cache slots are used.
+        layer: LayerId,
+        /// Softmax scale.
+        scale: f32,
+        /// Attention sinks, one logit per query head.
+        sinks: Vector,
+        /// Tokens of the sliding window.
+        window: u32,
+        /// How entries follow from rows.
+        pool: KeyPool,
         /// Result.
         out: ValueId,
     },

@@ -32,6 +32,9 @@ macro_rules! operands {
             Self::UpdateAndAttend { q, k, v, selection, .. } => {
                 [Some(q), k.$as_part(), v.$as_part(), selection.$as_part(), None]
             }
+            Self::CompressedAttend { q, k, row, selection, .. } => {
+                [Some(q), Some(k), row.$as_part(), selection.$as_part(), None]
+            }
             Self::GatedDelta { q, k, v, decay, beta, .. } => {
                 [Some(q), Some(k), Some(v), Some(decay), Some(beta)]
             }
@@ -59,6 +62,7 @@ macro_rules! result {
             | Self::Rotary { out, .. }
             | Self::SelectKeys { out, .. }
             | Self::UpdateAndAttend { out, .. }
+            | Self::CompressedAttend { out, .. }
             | Self::ShortConv { out, .. }
             | Self::GatedDelta { out, .. }
             | Self::SelectiveScan { out, .. }
@@ -106,9 +110,10 @@ impl Op {
             | Self::HyperConnection { .. }
             | Self::MixStreams { .. }
             | Self::Add { .. }
-            | Self::Route { .. }
             | Self::Mixture { .. }
             | Self::Collect { .. } => true,
+            // Routing by token id needs the ids of all rows.
+            Self::Route { routing, .. } => routing.token_table.is_none(),
             Self::Embed { .. }
             | Self::Lookup { .. }
             | Self::NgramEmbed { .. }
@@ -117,6 +122,7 @@ impl Op {
             | Self::Rotary { .. }
             | Self::SelectKeys { .. }
             | Self::UpdateAndAttend { .. }
+            | Self::CompressedAttend { .. }
             | Self::ShortConv { .. }
             | Self::GatedDelta { .. }
             | Self::SelectiveScan { .. }

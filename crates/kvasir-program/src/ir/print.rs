@@ -120,14 +120,7 @@ impl Program {
                 write!(f, "select_keys {q} {k}")?;
                 weights.iter().try_for_each(|weights| write!(f, " {weights}"))?;
                 write!(f, " layer {} top {top_k}", layer.0)?;
-                let Some(KeyPool { size, combine }) = pool else { return Ok(()) };
-                write!(f, " in pools of {size}")?;
-                match combine {
-                    PoolCombine::Gated { bias } => write!(f, " gates + {}", self.name(*bias)),
-                    PoolCombine::Mean { norm, plus, eps, rope } => {
-                        write!(f, " mean rms {} plus {plus} eps {eps} rope {}", self.name(*norm), rope.0)
-                    }
-                }
+                pool.iter().try_for_each(|pool| self.print_pool(f, pool))
             }
             Op::UpdateAndAttend { q, k, v, layer, scale, soft_cap, sinks, selection, .. } => {
                 write!(f, "update_and_attend {q}")?;
@@ -140,6 +133,14 @@ impl Program {
                         write!(f, " from {}", sinks.offset)?;
                     }
                 }
+                selection.iter().try_for_each(|s| write!(f, " of {s}"))
+            }
+            Op::CompressedAttend { q, k, row, selection, layer, scale, sinks, window, pool, .. } => {
+                write!(f, "compressed_attend {q} {k}")?;
+                row.iter().try_for_each(|row| write!(f, " {row}"))?;
+                write!(f, " layer {} scale {scale} sinks {}", layer.0, self.name(sinks.weight))?;
+                write!(f, " window {window}")?;
+                self.print_pool(f, pool)?;
                 selection.iter().try_for_each(|s| write!(f, " of {s}"))
             }
             Op::ShortConv { x, weight, bias, kernel, dilation, silu, state, .. } => {
@@ -191,6 +192,7 @@ impl Program {
                 )?;
                 routing.groups.iter().try_for_each(|g| write!(f, " groups {} of {}", g.keep, g.count))?;
                 routing.correction.iter().try_for_each(|c| write!(f, " correction {}", self.name(*c)))?;
+                routing.token_table.iter().try_for_each(|t| write!(f, " by token {}", self.name(*t)))?;
                 routing.renormalize.iter().try_for_each(|eps| write!(f, " renormalize {eps}"))?;
                 routing.expert_scale.iter().try_for_each(|w| write!(f, " expert scale {}", self.name(*w)))
             }
@@ -210,6 +212,20 @@ impl Program {
                     write!(f, " scale {scale}")?;
                 }
                 soft_cap.iter().try_for_each(|cap| write!(f, " soft_cap {cap}"))
+            }
+        }
+    }
+
+    fn print_pool(&self, f: &mut Formatter<'_>, pool: &KeyPool) -> fmt::Result {
+        write!(f, " in pools of {}", pool.size)?;
+        match pool.combine {
+            PoolCombine::Gated { bias } => write!(f, " gates + {}", self.name(bias)),
+            PoolCombine::Mean { norm, plus, eps, rope } => {
+                write!(f, " mean rms {} plus {plus} eps {eps} rope {}", self.name(norm), rope.0)
+            }
+            PoolCombine::Compressed { start, dim, parts, bias, norm, eps, rope } => {
+                write!(f, " from {start} entries of {dim} by {parts} gates + {}", self.name(bias))?;
+                write!(f, " rms {} eps {eps} rope {}", self.name(norm), rope.0)
             }
         }
     }

@@ -61,7 +61,8 @@ impl Usage<'_> {
                 self.add(sinks.weight, heads);
             }
             Op::Route { routing, .. } => {
-                routing.correction.iter().chain(&routing.expert_scale).for_each(|id| self.add_all(*id));
+                let ids = [routing.correction, routing.expert_scale, routing.token_table];
+                ids.into_iter().flatten().for_each(|id| self.add_all(id));
             }
             Op::GatedDelta { form, .. } => {
                 [form.decay, form.dt_bias].into_iter().for_each(|id| self.add_all(id));
@@ -73,7 +74,12 @@ impl Usage<'_> {
                 [form.scale, form.base].into_iter().for_each(|id| self.add_all(id));
             }
             Op::SelectKeys { pool, .. } => {
-                pool.iter().for_each(|pool| self.add_all(pool.combine.weight()));
+                let weights = pool.iter().flat_map(|pool| pool.combine.weights()).flatten();
+                weights.for_each(|id| self.add_all(id));
+            }
+            Op::CompressedAttend { sinks, pool, .. } => {
+                let weights = pool.combine.weights().into_iter().flatten();
+                weights.chain([sinks.weight]).for_each(|id| self.add_all(id));
             }
             Op::NgramEmbed { form, .. } => form.tables.iter().for_each(|table| self.add_all(*table)),
             Op::Scale { by, .. } => by.iter().for_each(|id| self.add_all(*id)),

@@ -162,7 +162,7 @@ impl Run<'_> {
                     weights: weights.map(x),
                     heads: self.indexer_heads(*layer, *q, *pool),
                     top_k: *top_k,
-                    key_pool: pool.map(|pool| self.pooling(pool)),
+                    key_pool: pool.and_then(|pool| self.pooling(pool)),
                     final_lens: self.final_lens,
                 };
                 // SAFETY: the plan's slots were checked, and writes come before reads.
@@ -173,7 +173,7 @@ impl Run<'_> {
             // Run by `recurrent`.
             Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {}
             // Refused when the model is loaded.
-            Op::NgramEmbed { .. } => {}
+            Op::NgramEmbed { .. } | Op::CompressedAttend { .. } => {}
             Op::Route { scores, routing, .. } => {
                 let from = self.width(*scores);
                 let correction = routing.correction.map(|c| &self.model.vectors[&c][..]);
@@ -227,16 +227,18 @@ impl Run<'_> {
     }
 
     /// The weights and positions that the key of a pool follows from.
-    fn pooling(&self, pool: KeyPool) -> Pooling<'_> {
-        let weight = &self.model.vectors[&pool.combine.weight()][..];
+    /// `None` for compressed entries: a model that has them is refused when it is loaded.
+    fn pooling(&self, pool: KeyPool) -> Option<Pooling<'_>> {
+        let weight = |id: WeightId| &self.model.vectors[&id][..];
         let combine = match pool.combine {
-            PoolCombine::Gated { .. } => Combine::Gated { bias: weight },
-            PoolCombine::Mean { plus, eps, rope, .. } => {
+            PoolCombine::Gated { bias } => Combine::Gated { bias: weight(bias) },
+            PoolCombine::Mean { norm, plus, eps, rope } => {
                 let rope = &self.model.program.ropes[rope.0 as usize];
-                Combine::Mean { norm: weight, plus, eps, rope }
+                Combine::Mean { norm: weight(norm), plus, eps, rope }
             }
+            PoolCombine::Compressed { .. } => return None,
         };
-        Pooling { size: pool.size, combine }
+        Some(Pooling { size: pool.size, combine })
     }
 
     /// Embedding lookup of one token.

@@ -57,6 +57,7 @@ fn moe(c: Config<'_>, dense: FeedForward) -> Result<Routed> {
         groups: None,
         renormalize: c.flag_or("norm_topk_prob", true)?.then_some(1e-6),
         scale: c.float_or("routed_scaling_factor", 1.0)? as f32,
+        token_table: None,
         expert_scale: None,
     };
     Ok(Routed {

@@ -184,6 +184,7 @@ impl Moe {
             groups: (groups.count > 1).then_some(groups),
             renormalize: c.flag_or("norm_topk_prob", true)?.then_some(1e-20),
             scale: c.float_or("routed_scaling_factor", 1.0)? as f32,
+            token_table: None,
             expert_scale: None,
         };
         let shared = c.count("n_shared_experts")? * c.count("moe_shared_expert_intermediate_size")?;

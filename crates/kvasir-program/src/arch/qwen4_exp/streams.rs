@@ -50,7 +50,7 @@ impl GatedStreams {
     }
 
     /// Builds a sublayer between its streams; their tensor names start with `p`.
-    pub(crate) fn around<'a>(
+    pub(crate) fn wrap<'a>(
         &self,
         b: &mut Builder<'a>,
         p: &str,

@@ -186,7 +186,10 @@ impl<'a> Emitter<'a> {
             op.inputs().map(|value| (value, self.replicated_value(value))).collect();
         let mut op = op.clone();
         op.replace(|value| inputs.iter().find(|(old, _)| *old == value).map_or(value, |(_, new)| *new));
-        if let Op::SelectKeys { layer, .. } | Op::UpdateAndAttend { layer, .. } = &mut op {
+        if let Op::SelectKeys { layer, .. }
+        | Op::UpdateAndAttend { layer, .. }
+        | Op::CompressedAttend { layer, .. } = &mut op
+        {
             *layer = self.layer(*layer, self.local_ranks.start);
         }
         let out = self.value(op.out(), self.whole.value(op.out()).holds);

@@ -17,7 +17,8 @@ pub(crate) fn prune(program: &mut Program) {
     let mut kept: Vec<Op> = Vec::with_capacity(program.ops.len());
     for op in std::mem::take(&mut program.ops).into_iter().rev() {
         // Ops that write the KV cache or a state are live even if their results are not read.
-        let writes = matches!(op, Op::UpdateAndAttend { .. }) || op.state().is_some();
+        let writes =
+            matches!(op, Op::UpdateAndAttend { .. } | Op::CompressedAttend { .. }) || op.state().is_some();
         if live[op.out().0 as usize] || writes {
             live[op.out().0 as usize] = true;
             op.inputs().for_each(|value| live[value.0 as usize] = true);
@@ -118,11 +119,16 @@ fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
         Op::HyperConnection { form, .. } => {
             [&mut form.scale, &mut form.base].into_iter().for_each(|id| visit_one(id, visit));
         }
+        Op::CompressedAttend { sinks, pool, .. } => {
+            pool.combine.weights_mut().into_iter().flatten().for_each(|id| visit_one(id, visit));
+            visit_one(&mut sinks.weight, visit);
+        }
         Op::NgramEmbed { form, .. } => {
             form.tables.iter_mut().for_each(|table| visit_one(table, visit));
         }
         Op::SelectKeys { pool, .. } => {
-            pool.iter_mut().for_each(|pool| visit_one(pool.combine.weight_mut(), visit));
+            let weights = pool.iter_mut().flat_map(|pool| pool.combine.weights_mut()).flatten();
+            weights.for_each(|id| visit_one(id, visit));
         }
         Op::Scale { by, .. } => by.iter_mut().for_each(|id| visit_one(id, visit)),
         Op::UpdateAndAttend { sinks, .. } => {
@@ -130,6 +136,7 @@ fn visit_weights(op: &mut Op, visit: &mut dyn FnMut(&mut WeightId, WeightId)) {
         }
         Op::Route { routing, .. } => {
             let ids = routing.correction.iter_mut().chain(&mut routing.expert_scale);
+            let ids = ids.chain(&mut routing.token_table);
             ids.for_each(|id| visit_one(id, visit));
         }
         Op::Hidden { .. }

@@ -1,0 +1,290 @@
+//! The attention of DeepSeek-V4. One key per token is the value, too; heads are rotated at the end,
+//! and the result is rotated back. Layers see a window, and with a compression ratio also entries that
+//! stand for windows of earlier tokens: all of them (HCA), or those that an indexer selects (CSA).
+
+use crate::blocks::decoder::Norms;
+use crate::builder::config::Config;
+use crate::builder::rope_config::RopeConfig;
+use crate::builder::{Attend, Builder};
+use crate::error::Result;
+use crate::ir::key_pool::{KeyPool, PoolCombine};
+use crate::ir::layer::{LayerFacts, LayerId};
+use crate::ir::op::{Op, Pairs};
+use crate::ir::rope::{Rope, RopeId};
+use crate::ir::value::ValueId;
+use crate::ir::weight::{Matrices, Matrix, Role, Vector, WeightId};
+
+/// The ratio of layers whose entries overlap and are selected by an indexer.
+const SELECTED: usize = 4;
+
+/// The attention of all layers.
+pub(crate) struct CompressedAttention {
+    heads: usize,
+    head_dim: usize,
+    q_rank: usize,
+    rotated: usize,
+    groups: usize,
+    out_rank: usize,
+    window: u32,
+    norms: Norms,
+    /// Tokens of an entry by layer; 0 for layers without entries.
+    ratios: Vec<usize>,
+    index_heads: usize,
+    index_dim: usize,
+    index_top_k: usize,
+    plain: Ropes,
+    compressed: Ropes,
+}
+
+/// The rope of queries and keys, and that of the result, which turns back.
+#[derive(Clone, Copy)]
+struct Ropes {
+    forth: RopeId,
+    back: RopeId,
+}
+
+impl Ropes {
+    fn new(b: &mut Builder<'_>, rope: Rope) -> Self {
+        let back = rope.inv_freq.iter().map(|frequency| -frequency).collect();
+        let back = Rope { inv_freq: back, ..rope.clone() };
+        Self { forth: b.rope(rope), back: b.rope(back) }
+    }
+}
+
+impl CompressedAttention {
+    pub(crate) fn read(b: &mut Builder<'_>, norms: Norms) -> Result<Self> {
+        let c = b.config;
+        let layers = c.number("num_hidden_layers")?;
+        let mut ratios = c.counts("compress_ratios")?;
+        if ratios.len() < layers {
+            let why = format!("has {} entries for {layers} layers", ratios.len());
+            return Err(c.bad("compress_ratios", why));
+        }
+        ratios.truncate(layers);
+        if let Some(other) = ratios.iter().find(|ratio| **ratio > 1 << 16) {
+            return Err(c.bad("compress_ratios", format!("has {other}, more than 65536")));
+        }
+        let rotated = c.size("qk_rope_head_dim")?;
+        let [plain, compressed] = [main_rope(c)?, compress_rope(c)?].map(|rope| rope.rope(rotated));
+        // The published code applies no factor to cosines and sines.
+        let compressed = Rope { amplitude: 1.0, ..compressed? };
+        match c.size_or("num_key_value_heads", 1)? {
+            1 => {}
+            heads => return Err(c.bad("num_key_value_heads", format!("is {heads}, only 1 is supported"))),
+        }
+        let is_selected = ratios.contains(&SELECTED);
+        let index = |key: &str| if is_selected { c.size(key) } else { Ok(0) };
+        let attention = Self {
+            heads: c.size("num_attention_heads")?,
+            head_dim: c.size("head_dim")?,
+            q_rank: c.size("q_lora_rank")?,
+            rotated,
+            groups: c.size("o_groups")?,
+            out_rank: c.size("o_lora_rank")?,
+            window: c.size("sliding_window")? as u32,
+            norms,
+            ratios,
+            index_heads: index("index_n_heads")?,
+            index_dim: index("index_head_dim")?,
+            index_top_k: index("index_topk")?,
+            plain: Ropes::new(b, plain?),
+            compressed: Ropes::new(b, compressed),
+        };
+        if !attention.heads.is_multiple_of(attention.groups) {
+            let why = format!("is {}, which does not divide {} heads", attention.groups, attention.heads);
+            return Err(c.bad("o_groups", why));
+        }
+        if attention.head_dim < rotated || is_selected && attention.index_dim < rotated {
+            return Err(c.bad("qk_rope_head_dim", format!("is {rotated}, more than a head has")));
+        }
+        Ok(attention)
+    }
+
+    /// Builds the attention of a layer.
+    pub(crate) fn build(&self, b: &mut Builder<'_>, layer: usize, x: ValueId) -> Result<ValueId> {
+        let p = format!("model.layers.{layer}.attn.");
+        let (hidden, heads, dim) = (b.program.hidden, self.heads, self.head_dim);
+        let ratio = self.ratios[layer];
+        let ropes = if ratio == 0 { self.plain } else { self.compressed };
+        let start = dim - self.rotated;
+        let matrix = b.matrix(&format!("{p}wq_a"), self.q_rank, hidden, false, Role::Matrix)?;
+        let latent = b.linear(x, matrix)?;
+        let latent = self.norms.row(b, latent, &format!("{p}q_norm"))?;
+        let matrix = b.matrix(&format!("{p}wq_b"), heads * dim, self.q_rank, false, Role::Matrix)?;
+        let q = b.linear(latent, matrix)?;
+        let q = b.unweighted_rms(q, heads, self.norms.eps)?;
+        let q = b.rotary(q, heads, start, ropes.forth, Pairs::Interleaved)?;
+        let matrix = b.matrix(&format!("{p}wkv"), dim, hidden, false, Role::Matrix)?;
+        let k = b.linear(x, matrix)?;
+        let k = self.norms.row(b, k, &format!("{p}kv_norm"))?;
+        let k = b.rotary(k, 1, start, ropes.forth, Pairs::Interleaved)?;
+        let sinks = b.weight(&format!("{p}attn_sink"), &[heads], Role::Sinks)?;
+        let y = match ratio {
+            0 => {
+                let id = b.layer(self.facts(Some(self.window), 0));
+                let scale = (dim as f64).powf(-0.5);
+                let attend = Attend {
+                    q,
+                    k: Some(k),
+                    v: None,
+                    scale,
+                    soft_cap: None,
+                    sinks: Some(sinks),
+                    selection: None,
+                };
+                b.attend(id, &attend)?
+            }
+            _ => self.with_entries(b, &p, ratio, Operands { x, latent, q, k, sinks })?,
+        };
+        let y = b.rotary(y, heads, start, ropes.back, Pairs::Interleaved)?;
+        self.project(b, &p, y)
+    }
+
+    fn facts(&self, window: Option<u32>, index_dim: usize) -> LayerFacts {
+        LayerFacts {
+            kv_heads: 1,
+            key_dim: self.head_dim,
+            value_dim: self.head_dim,
+            value_in_key: true,
+            window,
+            lookahead: 0,
+            index_dim,
+        }
+    }
+
+    /// Attention of a layer with compressed entries.
+    fn with_entries(&self, b: &mut Builder<'_>, p: &str, ratio: usize, of: Operands) -> Result<ValueId> {
+        let parts = if ratio == SELECTED { 2 } else { 1 };
+        let section = self.section(b, &format!("{p}compressor."), parts * self.head_dim, of.x)?;
+        let pool = self.pool(b, &format!("{p}compressor."), ratio, 0, self.head_dim)?;
+        let (row, selection, id) = if ratio == SELECTED {
+            let ip = format!("{p}indexer.");
+            let index = self.section(b, &format!("{ip}compressor."), parts * self.index_dim, of.x)?;
+            let start = b.width(section);
+            let row = b.concat(section, index, 1)?;
+            let id = b.layer(self.facts(None, b.width(row)));
+            let width = self.index_heads * self.index_dim;
+            let matrix = b.matrix(&format!("{ip}wq_b"), width, self.q_rank, false, Role::Matrix)?;
+            let q = b.linear(of.latent, matrix)?;
+            let first = self.index_dim - self.rotated;
+            let q = b.rotary(q, self.index_heads, first, self.compressed.forth, Pairs::Interleaved)?;
+            let hidden = b.program.hidden;
+            let weights =
+                b.matrix(&format!("{ip}weights_proj"), self.index_heads, hidden, false, Role::Router)?;
+            let weights = b.linear(of.x, weights)?;
+            let pool = self.pool(b, &format!("{ip}compressor."), ratio, start, self.index_dim)?;
+            let top_k = self.index_top_k.saturating_mul(ratio);
+            let selection = b.select_keys(q, row, Some(weights), id, (top_k, Some(pool)))?;
+            (None, Some(selection), id)
+        } else {
+            (Some(section), None, b.layer(self.facts(None, b.width(section))))
+        };
+        b.compressed_attend(
+            Entries { row, selection, window: self.window, pool },
+            (of.q, of.k, of.sinks),
+            id,
+            (self.head_dim as f64).powf(-0.5),
+        )
+    }
+
+    /// Values and gates, from which entries follow: `wkv · x ++ wgate · x`.
+    fn section(&self, b: &mut Builder<'_>, p: &str, width: usize, x: ValueId) -> Result<ValueId> {
+        let hidden = b.program.hidden;
+        let values = b.matrix(&format!("{p}wkv"), width, hidden, false, Role::Matrix)?;
+        let gates = b.matrix(&format!("{p}wgate"), width, hidden, false, Role::Router)?;
+        let (values, gates) = (b.linear(x, values)?, b.linear(x, gates)?);
+        b.concat(values, gates, 1)
+    }
+
+    fn pool(&self, b: &mut Builder<'_>, p: &str, size: usize, start: usize, dim: usize) -> Result<KeyPool> {
+        let parts = if size == SELECTED { 2 } else { 1 };
+        let combine = PoolCombine::Compressed {
+            start,
+            dim,
+            parts,
+            bias: b.weight(&format!("{p}ape"), &[size, parts * dim], Role::Router)?,
+            norm: b.weight(&format!("{p}norm.weight"), &[dim], Role::Norm)?,
+            eps: self.norms.eps as f32,
+            rope: self.compressed.forth,
+        };
+        Ok(KeyPool { size, combine })
+    }
+
+    /// Each group of heads through its block of `wo_a`, then all through `wo_b`.
+    fn project(&self, b: &mut Builder<'_>, p: &str, y: ValueId) -> Result<ValueId> {
+        let (inputs, rank) = (self.heads * self.head_dim / self.groups, self.out_rank);
+        let weight = b.weight(&format!("{p}wo_a.weight"), &[self.groups * rank, inputs], Role::Matrix)?;
+        let blocks = Matrices {
+            count: self.groups,
+            first: Matrix::whole(weight, rank, inputs),
+            weight_stride: 0,
+            offset_stride: rank * inputs,
+            bias_stride: 0,
+        };
+        let y = b.group_linear(y, blocks)?;
+        let hidden = b.program.hidden;
+        let out = b.matrix(&format!("{p}wo_b"), hidden, self.groups * rank, false, Role::Matrix)?;
+        b.linear(y, out)
+    }
+}
+
+/// What the attention of a layer reads.
+struct Operands {
+    x: ValueId,
+    latent: ValueId,
+    q: ValueId,
+    k: ValueId,
+    sinks: WeightId,
+}
+
+/// The compressed entries of a layer.
+struct Entries {
+    row: Option<ValueId>,
+    selection: Option<ValueId>,
+    window: u32,
+    pool: KeyPool,
+}
+
+impl Builder<'_> {
+    /// Attention to a window and to compressed entries. Checks the widths of its operands.
+    fn compressed_attend(
+        &mut self,
+        entries: Entries,
+        (q, k, sinks): (ValueId, ValueId, WeightId),
+        layer: LayerId,
+        scale: f64,
+    ) -> Result<ValueId> {
+        let facts = self.program.layers[layer.0 as usize];
+        self.same(self.width(k), facts.key_width(), "head_dim")?;
+        if let Some(row) = entries.row {
+            self.same(self.width(row), facts.index_dim, "compress_ratios")?;
+        }
+        let Entries { row, selection, window, pool } = entries;
+        let (scale, sinks) = (scale as f32, Vector { weight: sinks, offset: 0, stride: 1 });
+        let op = |out| Op::CompressedAttend { q, k, row, selection, layer, scale, sinks, window, pool, out };
+        Ok(self.numbers(self.width(q), op))
+    }
+}
+
+/// The rope of layers without entries, which is never scaled.
+fn main_rope(c: Config<'_>) -> Result<RopeConfig<'_>> {
+    let rope = if by_kind(c)? {
+        RopeConfig::of_kind(c, "main", "rope_theta", 10_000.0)?
+    } else {
+        RopeConfig::read(c)?
+    };
+    Ok(rope.unscaled())
+}
+
+/// The rope of layers with entries.
+fn compress_rope(c: Config<'_>) -> Result<RopeConfig<'_>> {
+    if by_kind(c)? {
+        return RopeConfig::of_kind(c, "compress", "compress_rope_theta", 160_000.0);
+    }
+    RopeConfig::read(c)?.with_base("compress_rope_theta", 160_000.0)
+}
+
+/// Whether `rope_parameters` has an object per kind of layer.
+fn by_kind(c: Config<'_>) -> Result<bool> {
+    Ok(c.object("rope_parameters")?.is_some_and(|all| all.get("compress").is_some()))
+}
