@@ -1,7 +1,7 @@
 //! The indexer of Qwen4: selects blocks of tokens for GQA attention, by the mean of their keys.
 
-use crate::builder::{Builder, IndexerOperands};
 use crate::builder::config::Config;
+use crate::builder::{Builder, IndexerOperands};
 use crate::error::Result;
 use crate::ir::key_pool::{KeyPool, PoolCombine};
 use crate::ir::layer::LayerId;
