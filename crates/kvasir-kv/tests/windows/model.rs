@@ -94,13 +94,14 @@ impl Sequence {
 
     /// Adds copies of retired rows of `source`.
     pub(crate) fn copy(&mut self, source: &Self, range: Range<Position>) {
+        let end = source.retired_next().min(range.end);
+        if range.start >= end {
+            return;
+        }
         if self.rows.is_empty() {
             (self.salt, self.family) = (source.salt, source.family);
         }
-        let end = source.retired_next().min(range.end);
-        if range.start < end {
-            self.rows.extend(source.rows.range(range.start..end));
-        }
+        self.rows.extend(source.rows.range(range.start..end));
         self.note_change();
     }
 
