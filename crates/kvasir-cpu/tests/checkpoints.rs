@@ -43,7 +43,7 @@ fn has_no_kernel(op: &Op) -> bool {
 fn models_without_kernels_are_refused_by_name() {
     let refused = [
         ("qwen4_exp", "has n-gram embeddings, which this backend has no kernels for"),
-        ("deepseek_v4", "has attention to compressed entries, which this backend has no kernels for"),
+        ("deepseek_v4", "has routing by token id, which this backend has no kernels for"),
     ];
     for (name, what) in refused {
         let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(name);
