@@ -15,7 +15,7 @@ pub(crate) struct CompressedAttention<'a> {
     pub(crate) sinks: &'a [f32],
     pub(crate) window: u32,
     pub(crate) pooling: Pooling<'a>,
-    pub(crate) pools: Pools<'a>,
+    pub(crate) kv_pools: Pools<'a>,
 }
 
 /// What one query sees.
@@ -46,7 +46,7 @@ impl CompressedAttention<'_> {
         let of = |entry: &u32| reads.entries[*entry as usize];
         let row = |entry: &u32, part: Part| {
             let (pool, slot, _) = of(entry);
-            self.pools.row(self.layer, part, (pool, slot))
+            self.kv_pools.row(self.layer, part, (pool, slot))
         };
         let near = visible.iter().filter(|entry| position.saturating_sub(of(entry).2) < self.window);
         let mut keys: Vec<Vec<f32>> = near.map(|entry| row(entry, Part::Key).to_vec()).collect();

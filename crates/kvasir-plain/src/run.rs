@@ -371,7 +371,7 @@ impl<'a> Run<'a> {
             sinks: &self.job.weights.get(sinks.weight)[sinks.offset..],
             window: *window,
             pooling: self.pooling(*pool),
-            pools: self.pools(),
+            kv_pools: self.pools(),
         };
         for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
             let seen = VisibleEntries {

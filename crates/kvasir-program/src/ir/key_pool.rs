@@ -4,8 +4,8 @@ use crate::ir::rope::RopeId;
 use crate::ir::weight::WeightId;
 use serde::{Deserialize, Serialize};
 
-/// Parameters of key pools: consecutive tokens that an indexer selects together. Pool `i` has the positions
-/// `i * size .. (i + 1) * size`, and is scored when all of them are visible.
+/// Parameters of key pools: consecutive tokens that an indexer selects together. Pool `i` has the
+/// positions `i * size .. (i + 1) * size`, and is scored when all of them are visible.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeyPool {
     /// Tokens per pool.

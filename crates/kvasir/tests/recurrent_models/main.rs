@@ -43,7 +43,7 @@ fn cases() -> impl Iterator<Item = Case> {
         let (model, checkpoint) = program(&path).unwrap();
         let text = std::fs::read_to_string(path.join("expected.json")).unwrap();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        Backend::all(&model, &checkpoint).map(|(backend, model)| Case {
+        Backend::all(&model, &checkpoint).into_iter().map(move |(backend, model)| Case {
             name: format!("{name} on {backend}"),
             model,
             expected: serde_json::from_str(&text).unwrap(),

@@ -5,7 +5,7 @@
 use crate::blocks::decoder::Norms;
 use crate::builder::config::Config;
 use crate::builder::rope_config::RopeConfig;
-use crate::builder::{Attend, Builder};
+use crate::builder::{Attend, Builder, IndexerOperands};
 use crate::error::Result;
 use crate::ir::key_pool::{KeyPool, PoolCombine};
 use crate::ir::layer::{LayerFacts, LayerId};
@@ -174,7 +174,8 @@ impl CompressedAttention {
             let weights = b.linear(of.x, weights)?;
             let pool = self.pool(b, &format!("{ip}compressor."), ratio, start, self.index_dim)?;
             let top_k = self.index_top_k.saturating_mul(ratio);
-            let selection = b.select_keys(q, row, Some(weights), id, (top_k, Some(pool)))?;
+            let operands = IndexerOperands { q, k: row, weights: Some(weights) };
+            let selection = b.select_keys(operands, id, top_k, Some(pool))?;
             (None, Some(selection), id)
         } else {
             (Some(section), None, b.layer(self.facts(None, b.width(section))))

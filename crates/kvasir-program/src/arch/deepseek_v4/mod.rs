@@ -11,8 +11,8 @@ use crate::arch::config_defaults::fill;
 use crate::arch::deepseek_v4::attention::CompressedAttention;
 use crate::arch::deepseek_v4::metadata::{COMPRESSION, TENSORS};
 use crate::arch::deepseek_v4::moe::Moe;
-use crate::arch::glm5_next::metadata::HYPER;
-use crate::blocks::decoder::{Norms, decoder_of_streams};
+use crate::arch::glm5_next::metadata::HYPER_CONNECTIONS;
+use crate::blocks::decoder::{Norms, multi_stream_decoder};
 use crate::blocks::hyper_connection::HyperConnections;
 use crate::builder::Builder;
 use crate::error::Result;
@@ -36,7 +36,7 @@ pub(crate) static DEEPSEEK_V4: Architecture = Architecture {
         claims: |_| true,
         tensors: TENSORS,
         transforms: &[],
-        rules: &[HEADS, WINDOW, EXPERTS, EXPERT_WIDTH, GROUPED, INDEXER, HYPER, COMPRESSION],
+        rules: &[HEADS, WINDOW, EXPERTS, EXPERT_WIDTH, GROUPED, INDEXER, HYPER_CONNECTIONS, COMPRESSION],
     },
     models: "DeepSeek-V4",
     specifics: "attention to a window and compressed entries, hyper-connections, routing by token id",
@@ -60,16 +60,16 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     b.unread.extend(names.filter(|name| name.starts_with("mtp.")).cloned());
     let layer = |b: &mut Builder<'_>, i: usize, x| {
         let p = format!("model.layers.{i}.");
-        let x = connections.around(b, &format!("{p}hc_attn"), x, |b, h| {
+        let x = connections.wrap(b, &format!("{p}hc_attn"), x, |b, h| {
             let h = norms.row(b, h, &format!("{p}attn_norm"))?;
             attention.build(b, i, h)
         })?;
-        connections.around(b, &format!("{p}hc_ffn"), x, |b, h| {
+        connections.wrap(b, &format!("{p}hc_ffn"), x, |b, h| {
             let h = norms.row(b, h, &format!("{p}ffn_norm"))?;
             moe.build(b, i, h)
         })
     };
-    decoder_of_streams(b, connections.streams, layer, |b, x| {
+    multi_stream_decoder(b, connections.streams, layer, |b, x| {
         let x = connections.join(b, "hc_head", x)?;
         norms.row(b, x, "model.norm")
     })
