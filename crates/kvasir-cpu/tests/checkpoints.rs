@@ -40,17 +40,17 @@ fn has_no_kernel(op: &Op) -> bool {
 }
 
 #[test]
-fn models_without_kernels_are_refused_by_name() {
+fn load_names_the_missing_kernels_of_a_model() {
     let refused = [
         ("qwen4_exp", "has n-gram embeddings, which this backend has no kernels for"),
         ("deepseek_v4", "has routing by token id, which this backend has no kernels for"),
     ];
-    for (name, what) in refused {
+    for (name, reason) in refused {
         let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models").join(name);
         let source = Arc::new(Checkpoint::open(&case).unwrap());
         let loaded = CpuModel::load(&program(&case), source, Precision::Auto, Arc::new(ThreadPool::new(1)));
         let error = loaded.err().unwrap().to_string();
-        assert!(error.contains(what), "{name}: {error}");
+        assert!(error.contains(reason), "{name}: {error}");
     }
 }
 

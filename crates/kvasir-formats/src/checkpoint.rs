@@ -65,7 +65,7 @@ struct Entry {
     range: Range<usize>,
 }
 
-/// Most elements of a tensor that is part of the config.
+/// Maximum number of elements of a tensor that is moved into the config.
 const MAX_CONFIG_ELEMENTS: usize = 4096;
 
 /// Whether a directory has weights in PyTorch's own format.
@@ -178,12 +178,12 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Moves integer tensors that this architecture counts as config into it.
+    /// Moves the values of the architecture's `config_tensors` into the config.
     fn move_config_tensors(&mut self) -> Result<()> {
         let Ok(architecture) = Architecture::of(&self.config) else { return Ok(()) };
-        for (end, key) in architecture.config_tensors {
+        for (suffix, key) in architecture.config_tensors {
             let names: Vec<String> =
-                self.tensors.keys().filter(|name| name.ends_with(end)).cloned().collect();
+                self.tensors.keys().filter(|name| name.ends_with(suffix)).cloned().collect();
             for name in names {
                 let bad = |why: &str| Error::at(format!("tensor {name}"), why).in_file(&self.path);
                 if self.tensors[&name].shape.iter().product::<usize>() > MAX_CONFIG_ELEMENTS {
@@ -191,8 +191,8 @@ impl Checkpoint {
                 }
                 let values = Json::from(self.integers(&name)?.unwrap_or_default());
                 let map = self.config.as_object_mut();
-                let found = map.and_then(|map| map.insert((*key).to_owned(), values.clone()));
-                if found.is_some_and(|found| !found.is_null() && found != values) {
+                let previous = map.and_then(|map| map.insert((*key).to_owned(), values.clone()));
+                if previous.is_some_and(|previous| !previous.is_null() && previous != values) {
                     return Err(bad("differs from that of another layer, which is not supported"));
                 }
                 self.tensors.remove(&name);

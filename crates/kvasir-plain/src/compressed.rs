@@ -1,35 +1,36 @@
-//! Reference attention to a window and to compressed entries: one softmax over the keys of both.
+//! Reference of `Op::CompressedAttend`: one softmax over the keys of a sliding window and of
+//! compressed entries.
 
 use crate::attention::Pools;
-use crate::indexer::Pooling;
+use crate::indexer::ResolvedKeyPool;
 use crate::mask::Reads;
 use crate::math::{add_scaled, dot, softmax};
 use crate::pool::Part;
 use kvasir_program::LayerId;
 
-/// The attention of one layer, whose keys are its values, too.
+/// Compressed attention of one layer. Its keys are also its values.
 pub(crate) struct CompressedAttention<'a> {
     pub(crate) layer: LayerId,
     pub(crate) dim: usize,
     pub(crate) scale: f32,
     pub(crate) sinks: &'a [f32],
     pub(crate) window: u32,
-    pub(crate) pooling: Pooling<'a>,
+    pub(crate) key_pool: ResolvedKeyPool<'a>,
     pub(crate) kv_pools: Pools<'a>,
 }
 
-/// What one query sees.
+/// The cache entries that one query sees.
 pub(crate) struct VisibleEntries<'a> {
     pub(crate) reads: &'a Reads,
     pub(crate) visible: &'a [u32],
-    /// Entries of selected pools; `None` if all pools are seen.
+    /// Entries of the pools that the indexer selected; `None` if the layer has no indexer.
     pub(crate) selected: Option<&'a [u32]>,
     pub(crate) position: u32,
     pub(crate) final_len: u32,
 }
 
 impl CompressedAttention<'_> {
-    /// Computes one query: its heads in `q`, the results in `out`.
+    /// Computes the attention of all heads of one query.
     pub(crate) fn query(&self, seen: &VisibleEntries<'_>, q: &[f32], out: &mut [f32]) {
         let keys = self.keys(seen);
         for (head, (q, out)) in q.chunks(self.dim).zip(out.chunks_mut(self.dim)).enumerate() {
@@ -40,26 +41,27 @@ impl CompressedAttention<'_> {
         }
     }
 
-    /// The keys of the window, then the entries, in order of position each.
+    /// The keys of the window, then the compressed entries, both in order of position.
     fn keys(&self, seen: &VisibleEntries<'_>) -> Vec<Vec<f32>> {
         let VisibleEntries { reads, visible, selected, position, final_len } = *seen;
-        let of = |entry: &u32| reads.entries[*entry as usize];
+        let slot_of = |entry: &u32| reads.entries[*entry as usize];
         let row = |entry: &u32, part: Part| {
-            let (pool, slot, _) = of(entry);
+            let (pool, slot, _) = slot_of(entry);
             self.kv_pools.row(self.layer, part, (pool, slot))
         };
-        let near = visible.iter().filter(|entry| position.saturating_sub(of(entry).2) < self.window);
-        let mut keys: Vec<Vec<f32>> = near.map(|entry| row(entry, Part::Key).to_vec()).collect();
-        let (complete, _) = self.pooling.split(reads, visible);
-        for (place, entries) in complete.iter().enumerate() {
+        let in_window =
+            visible.iter().filter(|entry| position.saturating_sub(slot_of(entry).2) < self.window);
+        let mut keys: Vec<Vec<f32>> = in_window.map(|entry| row(entry, Part::Key).to_vec()).collect();
+        let (complete, _) = self.key_pool.split(reads, visible);
+        for (index, entries) in complete.iter().enumerate() {
             let is_selected = selected.is_none_or(|selected| selected.contains(&entries[0]));
             if is_selected {
-                let before = place.checked_sub(1).map_or(&[][..], |before| complete[before]);
+                let previous = index.checked_sub(1).map_or(&[][..], |previous| complete[previous]);
                 let rows = |entries: &[u32]| -> Vec<&[f32]> {
                     entries.iter().map(|entry| row(entry, Part::Index)).collect()
                 };
-                let first = of(&entries[0]).2;
-                keys.push(self.pooling.key(&rows(before), &rows(entries), first, final_len));
+                let first = slot_of(&entries[0]).2;
+                keys.push(self.key_pool.key(&rows(previous), &rows(entries), first, final_len));
             }
         }
         keys

@@ -35,6 +35,10 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
+pub(crate) fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
 /// The error function in f64: the Taylor series for |x| < 3, else the continued fraction of erfc.
 fn erf(x: f64) -> f64 {
     let z = x.abs();

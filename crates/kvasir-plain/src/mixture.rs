@@ -1,9 +1,10 @@
 //! Reference MoE: router scores to expert weights, and the weighted sum of the experts' outputs.
 //!
-//! Routing: score (softmax or sigmoid), add the correction bias, mask out all but the best groups,
-//! take the top k, renormalize, scale. The correction bias affects the selection only.
+//! Routing: score (softmax, sigmoid or sqrt-softplus), add the correction bias, mask out all but
+//! the best groups, take the top k, renormalize, scale. The correction bias affects the selection
+//! only. Routing by token id takes the experts from a table instead of the top k.
 
-use crate::math::{add_scaled, gelu, largest, sigmoid, softmax};
+use crate::math::{add_scaled, gelu, largest, sigmoid, softmax, softplus};
 use crate::weights::Weights;
 use kvasir_kv::Token;
 use kvasir_program::{Activation, Experts, Routing, Score};
@@ -13,16 +14,13 @@ pub(crate) type Routes = Vec<(u32, f32)>;
 
 /// MoE routing of one token: selects its experts and computes their weights.
 pub(crate) fn route(scores: &[f32], token: Token, routing: &Routing, weights: &Weights) -> Routes {
-    let mut shares = scores.to_vec();
+    let mut probabilities = scores.to_vec();
     match routing.score {
-        Score::Softmax => softmax(&mut shares, None),
-        Score::Sigmoid => shares.iter_mut().for_each(|s| *s = sigmoid(*s)),
-        Score::SqrtSoftplus => {
-            let softplus = |x: f32| if x > 20.0 { x } else { x.exp().ln_1p() };
-            shares.iter_mut().for_each(|s| *s = softplus(*s).sqrt());
-        }
+        Score::Softmax => softmax(&mut probabilities, None),
+        Score::Sigmoid => probabilities.iter_mut().for_each(|s| *s = sigmoid(*s)),
+        Score::SqrtSoftplus => probabilities.iter_mut().for_each(|s| *s = softplus(*s).sqrt()),
     }
-    let mut choice = shares.clone();
+    let mut choice = probabilities.clone();
     if let Some(correction) = routing.correction {
         add_scaled(&mut choice, 1.0, weights.get(correction));
     }
@@ -44,12 +42,12 @@ pub(crate) fn route(scores: &[f32], token: Token, routing: &Routing, weights: &W
             row.iter().map(|expert| (*expert as u32).min(scores.len() as u32 - 1)).collect()
         }
     };
-    let mut routes: Routes = chosen.into_iter().map(|e| (e, shares[e as usize])).collect();
+    let mut routes: Routes = chosen.into_iter().map(|e| (e, probabilities[e as usize])).collect();
     if let Some(eps) = routing.renormalize {
-        let sum = routes.iter().map(|(_, share)| share).sum::<f32>() + eps;
-        routes.iter_mut().for_each(|(_, share)| *share /= sum);
+        let sum = routes.iter().map(|(_, weight)| weight).sum::<f32>() + eps;
+        routes.iter_mut().for_each(|(_, weight)| *weight /= sum);
     }
-    routes.iter_mut().for_each(|(_, share)| *share *= routing.scale);
+    routes.iter_mut().for_each(|(_, weight)| *weight *= routing.scale);
     if let Some(scales) = routing.expert_scale {
         let scales = weights.get(scales);
         routes.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert as usize]);

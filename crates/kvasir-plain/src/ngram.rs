@@ -4,13 +4,14 @@ use crate::weights::Weights;
 use kvasir_kv::Token;
 use kvasir_program::NgramForm;
 
-/// A token and those before it, the nearest first, from a state as `Op::NgramEmbed` defines it.
+/// Decodes the state of `Op::NgramEmbed`: `token`, then the tokens before it, the nearest first.
 pub(crate) fn recent_tokens(state: &[f32], token: f32) -> Vec<Option<Token>> {
     let stored = |id: &f32| (*id > 0.0).then(|| *id as Token - 1);
     std::iter::once(Some(token as Token)).chain(state.iter().map(stored)).collect()
 }
 
-/// The rows of all heads of one token, side by side. `recent` holds the token, then those before it.
+/// Writes the concatenated table rows of all heads of one token to `y`. `recent` is the result of
+/// [`recent_tokens`].
 pub(crate) fn ngram_rows(form: &NgramForm, recent: &[Option<Token>], weights: &Weights, y: &mut [f32]) {
     let rows = form.rows_of(recent);
     let width = y.len() / rows.len().max(1);

@@ -10,20 +10,20 @@
 //! `StateLayout`, or the token's id; a tail row stores it. The *readout operand*, q or C, affects
 //! the result but not the state.
 
-use crate::math::sigmoid;
+use crate::math::{sigmoid, softplus};
 use crate::ngram::{ngram_rows, recent_tokens};
 use crate::weights::Weights;
 use kvasir_program::{DecayGate, DeltaForm, NgramForm, Op, ScanForm, StateId, ValueId};
 
 /// The recurrence of an op, with its weights.
 pub(crate) enum Recurrence<'a> {
-    /// `y = act(bias + Σ_j weight[j] x[t - (kernel - 1 - j) dilation])` per channel.
+    /// `y[t] = act(bias + Σ_j weight[j] x[t - (kernel - 1 - j) dilation])` per channel.
     ShortConv { weights: ConvWeights<'a>, silu: bool },
     /// The gated delta rule; `decay` has one weight per value head, `dt_bias` one per decay.
     GatedDelta { form: &'a DeltaForm, decay: &'a [f32], dt_bias: &'a [f32] },
     /// The selective scan; the weights are one per head.
     SelectiveScan { form: &'a ScanForm, decay: &'a [f32], dt_bias: &'a [f32], skip: &'a [f32] },
-    /// Embeddings of the n-grams that end in a token.
+    /// Embeddings of the n-grams that end at a token.
     NgramEmbed { form: &'a NgramForm, weights: &'a Weights },
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct ConvWeights<'a> {
     dilation: usize,
 }
 
-/// What the input of a token consists of.
+/// The source of a token's input.
 pub(crate) enum Inputs {
-    /// The token's rows of these values, one after the other.
+    /// The token's rows of these values, concatenated.
     Values(Vec<ValueId>),
     /// The token's id.
     TokenId,
@@ -123,9 +123,9 @@ impl<'a> Recurrence<'a> {
                 if let Some(Readout { y, .. }) = readout {
                     ngram_rows(form, &recent_tokens(state, input[0]), weights, y);
                 }
-                // The nearest token is first, stored plus 1: 0 is none.
-                let farthest = state.len() - 1;
-                state.copy_within(..farthest, 1);
+                // The state stores id + 1, the newest token first; 0 marks no token.
+                let oldest = state.len() - 1;
+                state.copy_within(..oldest, 1);
                 state[0] = input[0] + 1.0;
             }
             Self::GatedDelta { form, decay, dt_bias } => {
@@ -147,8 +147,8 @@ impl<'a> Recurrence<'a> {
     }
 }
 
-/// A convolution over the `(kernel - 1) * dilation` inputs in `state`, the oldest first, and the
-/// newest one, of which it reads every `dilation`-th.
+/// A convolution that reads every `dilation`-th input of `state`, which has the last
+/// `(kernel - 1) * dilation` inputs, the oldest first, and then `input`, the newest.
 fn convolve(state: &[f32], input: &[f32], weights: ConvWeights<'_>, y: &mut [f32]) {
     let ConvWeights { weight, bias, kernel, dilation } = weights;
     let width = input.len();
@@ -307,8 +307,4 @@ fn l2_normalize(x: &[f32]) -> Vec<f32> {
     }
     let factor = 1.0 / (sums[0] + 1e-6).sqrt();
     x.iter().map(|x| x * factor).collect()
-}
-
-fn softplus(x: f32) -> f32 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
 }

@@ -11,7 +11,7 @@ use crate::attention::{Attention, Pools, for_each_query};
 use crate::compressed::{CompressedAttention, VisibleEntries};
 use crate::elementwise::elementwise;
 use crate::expert_parallel::{RoutedRows, expert_parallel_mixture};
-use crate::indexer::{Combine, Compression, Indexer, Pooling};
+use crate::indexer::{EntryCompression, Indexer, ResolvedKeyPool, ResolvedPooling};
 use crate::mask::Reads;
 use crate::math::dot;
 use crate::mixture::{Routes, gated, mixture, route};
@@ -22,7 +22,7 @@ use crate::weights::Weights;
 use kvasir_exec::{AllGatherBuffers, Batch, ExpertExchange, Ranks, StepError};
 use kvasir_kv::{Plan, PoolId, Token};
 use kvasir_program::{
-    Buffers, Collective, Holds, KeyPool, LayerId, Matrix, NormKind, Op, Pairs, PoolCombine, Program, Rope,
+    Buffers, Collective, Holds, KeyPool, KeyPooling, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope,
     Rows, ValueId,
 };
 use std::{collections::HashMap, sync::Arc};
@@ -85,7 +85,8 @@ impl<'a> Run<'a> {
         for op in &self.job.program.ops {
             match op {
                 Op::Route { scores, routing, out } => {
-                    // Routing by token id runs for all rows; other rows need no token.
+                    // Routing by token id runs on all tokens of the step, so that row i is token i;
+                    // other routing ignores the token.
                     let tokens = self.job.tokens.iter().copied().chain(std::iter::repeat(0));
                     let scores = self.rows(*scores).zip(tokens);
                     let routes =
@@ -94,7 +95,7 @@ impl<'a> Run<'a> {
                 }
                 Op::SelectKeys { q, k, weights, layer, top_k, pool, out } => {
                     self.keep(*k, *layer, Part::Index);
-                    let pool = pool.map(|pool| self.pooling(pool));
+                    let pool = pool.map(|pool| self.resolve_key_pool(pool));
                     let indexer = Indexer { layer: *layer, top_k: *top_k, pool, kv_pools: self.pools() };
                     let selection = self.select(*q, *weights, &indexer);
                     self.selections.insert(*out, selection);
@@ -232,8 +233,8 @@ impl<'a> Run<'a> {
                 y.iter_mut().zip(self.value(*x)).for_each(|(y, x)| *y = elementwise(*x, *function));
             }
             Op::GroupDot { a, b, groups, .. } => {
-                let part = self.width(*a) / groups;
-                let operands = self.value(*a).chunks_exact(part).zip(self.value(*b).chunks_exact(part));
+                let width = self.width(*a) / groups;
+                let operands = self.value(*a).chunks_exact(width).zip(self.value(*b).chunks_exact(width));
                 y.iter_mut().zip(operands).for_each(|(y, (a, b))| *y = dot(a, b));
             }
             Op::HyperConnection { x, form, .. } => {
@@ -360,7 +361,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Attention of all queries to a window and to compressed entries.
+    /// Attention of all queries to a sliding window and to compressed entries.
     fn attend_compressed(&self, op: &Op, y: &mut [f32], width: usize) {
         let Op::CompressedAttend { q, selection, layer, scale, sinks, window, pool, .. } = op else { return };
         let facts = &self.job.program.layers[layer.0 as usize];
@@ -370,7 +371,7 @@ impl<'a> Run<'a> {
             scale: *scale,
             sinks: &self.job.weights.get(sinks.weight)[sinks.offset..],
             window: *window,
-            pooling: self.pooling(*pool),
+            key_pool: self.resolve_key_pool(*pool),
             kv_pools: self.pools(),
         };
         for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
@@ -386,22 +387,22 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The weights and positions that the key of a pool follows from.
-    fn pooling(&self, pool: KeyPool) -> Pooling<'_> {
+    /// Looks up the weights and the RoPE of a key pool.
+    fn resolve_key_pool(&self, pool: KeyPool) -> ResolvedKeyPool<'_> {
         let w = self.job.weights;
         let combine = match pool.combine {
-            PoolCombine::Gated { bias } => Combine::Gated { bias: w.get(bias) },
-            PoolCombine::Mean { norm, plus, eps, rope } => {
+            KeyPooling::Gated { bias } => ResolvedPooling::Gated { bias: w.get(bias) },
+            KeyPooling::Mean { norm, plus, eps, rope } => {
                 let rope = &self.job.program.ropes[rope.0 as usize];
-                Combine::Mean { norm: w.get(norm), plus, eps, rope }
+                ResolvedPooling::Mean { norm: w.get(norm), plus, eps, rope }
             }
-            PoolCombine::Compressed { start, dim, parts, bias, norm, eps, rope } => {
+            KeyPooling::Compressed { start, dim, parts, bias, norm, eps, rope } => {
                 let rope = &self.job.program.ropes[rope.0 as usize];
                 let (bias, norm) = (w.get(bias), w.get(norm));
-                Combine::Compressed(Compression { start, dim, parts, bias, norm, eps, rope })
+                ResolvedPooling::Compressed(EntryCompression { start, dim, parts, bias, norm, eps, rope })
             }
         };
-        Pooling { size: pool.size, combine }
+        ResolvedKeyPool { size: pool.size, combine }
     }
 
     /// Runs the indexer: the selected entries per token, by index into the entries of its row.

@@ -60,7 +60,7 @@ pub use crate::ir::collective::Collective;
 pub use crate::ir::elementwise::Elementwise;
 pub use crate::ir::grouping::{Grouping, LayerGroup, Windows};
 pub use crate::ir::hyper_connection::HyperForm;
-pub use crate::ir::key_pool::{KeyPool, PoolCombine};
+pub use crate::ir::key_pool::{KeyPool, KeyPooling};
 pub use crate::ir::layer::{LayerFacts, LayerId};
 pub use crate::ir::lookup::LookupIndex;
 pub use crate::ir::moe::{Experts, Groups, Routing, Score};

@@ -300,7 +300,7 @@ fn glm5_next_settings_are_validated() {
 }
 
 #[test]
-fn ngram_embeddings_and_blocks_are_checked() {
+fn qwen4_exp_settings_are_validated() {
     let small_qwen4 = |more: Json| {
         let mut config = json!({
             "layer_types": ["linear_attention", "linear_attention", "full_attention"], "head_dim": 16,

@@ -16,12 +16,12 @@ use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The checkpoints that both backends serve, without recurrent layers.
+/// The checkpoints without recurrent layers that both backends support.
 fn cases() -> Vec<PathBuf> {
     let mut all: Vec<_> =
         std::fs::read_dir(paths::model("")).unwrap().map(|entry| entry.unwrap().path()).collect();
     all.retain(|path| !OpenedModel::open(path).is_ok_and(|opened| opened.model.target.is_recurrent()));
-    // The CPU backend has no kernel of its attention yet.
+    // The CPU backend has no kernels for compressed attention yet.
     all.retain(|path| !path.ends_with("deepseek_v4"));
     all.sort();
     all

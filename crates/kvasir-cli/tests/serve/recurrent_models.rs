@@ -1,28 +1,15 @@
 //! `kvasir serve` of a model with recurrent layers: turns of a conversation, edited and branched
 //! messages, and prompts with a shared prefix compute only their new tokens.
 
-use super::server::{CHAT, COMPLETIONS, Server};
-use kvasir_testkit::paths;
+use super::server::{CHAT, COMPLETIONS, Server, model_of};
 use serde_json::{Value, json};
-use std::path::PathBuf;
 
 /// Tokens per block; few, since the messages of the test are short.
 const BLOCK: u64 = 8;
 
-/// Copies the tiny Qwen3.5 model to a temporary folder, which `Server` removes.
-fn copy_model(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("kvasir-serve-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    for file in std::fs::read_dir(paths::model("qwen3_5")).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), folder.join(file.file_name())).unwrap();
-    }
-    folder
-}
-
 fn server(name: &str, options: &[&str]) -> Server {
     let options = [&["--threads", "1", "--max-model-len", "4096", "--block-size", "8"], options].concat();
-    Server::of_model(copy_model(name), &options, &[])
+    Server::of_model(model_of(name, "qwen3_5"), &options, &[])
 }
 
 /// Text and token usage of one answer.
@@ -61,6 +48,13 @@ fn message(role: &str, number: usize) -> Value {
     json!({"role": role, "content": format!("the line {number} of file {} is read", number * 7)})
 }
 
+/// The result of a tool call, whose text depends on the number.
+fn tool_result(number: usize) -> Value {
+    let mut result = message("tool", number);
+    result["tool_call_id"] = "call".into();
+    result
+}
+
 /// Twenty turns with tool results: no turn computes more than its new tokens, rounded to blocks.
 /// The new tokens of a turn are those by which the prompt has grown.
 #[test]
@@ -80,13 +74,14 @@ fn turns_compute_only_their_new_messages() {
         );
         previous_prompt = answer.prompt;
         prompts.push(answer.prompt);
-        messages.push(json!({"role": "assistant", "content": answer.text}));
-        messages.push(message("tool", turn + 2));
+        let call = json!({"id": "call", "type": "function", "function": {"name": "read", "arguments": "{}"}});
+        messages.push(json!({"role": "assistant", "content": answer.text, "tool_calls": [call]}));
+        messages.push(tool_result(turn + 2));
     }
     // A conversation that branches at an earlier tool result reuses the turns before it.
     for at in (3..messages.len()).step_by(4) {
         let mut edited = messages[..at].to_vec();
-        edited.push(message("tool", 1000 + at));
+        edited.push(tool_result(1000 + at));
         let answer = chat(&server, &edited);
         // The edited message follows the answer to the prompt of this turn.
         let cached_prompt = prompts[(at - 3) / 2];

@@ -100,7 +100,7 @@ impl CpuModel {
         threads: Arc<ThreadPool>,
         LoadOptions { watch, packed_file }: LoadOptions<'_>,
     ) -> Result<Self, Error> {
-        if let Some(missing) = program.ops.iter().find_map(unsupported) {
+        if let Some(missing) = program.ops.iter().find_map(missing_kernel) {
             let why =
                 format!("{} has {missing}, which this backend has no kernels for yet", program.architecture);
             return Err(Error::at("program", why));
@@ -325,8 +325,8 @@ fn default_kv(isa: Isa, mut forms: impl Iterator<Item = Form>) -> KvType {
     if forms.any(needs_f16) { KvType::F16 } else { KvType::Bf16 }
 }
 
-/// What an op has that no kernel computes; `None` if the backend runs it.
-fn unsupported(op: &Op) -> Option<&'static str> {
+/// The feature of an op that this backend has no kernels for; `None` if it runs the op.
+fn missing_kernel(op: &Op) -> Option<&'static str> {
     match op {
         Op::NgramEmbed { .. } => Some("n-gram embeddings"),
         Op::CompressedAttend { .. } => Some("attention to compressed entries"),

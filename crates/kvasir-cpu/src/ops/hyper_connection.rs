@@ -20,7 +20,7 @@ pub(crate) struct HyperWeights<'a> {
 pub(crate) fn hyper_connection(x: &[f32], form: &HyperForm, weights: HyperWeights<'_>, y: &mut [f32]) {
     let (streams, eps) = (form.streams, form.eps);
     let parts = [0..streams, streams..2 * streams, 2 * streams..y.len()];
-    // The scales of a join end after the first part.
+    // A join has one scale, so that `zip` visits only the first part (pre).
     for (part, scale) in parts.into_iter().zip(weights.scale) {
         for at in part {
             y[at] = x[at] * scale + weights.base[at];

@@ -28,32 +28,33 @@ pub(crate) struct Indexer<'a> {
     pub(crate) weights: Option<&'a [f32]>,
     pub(crate) heads: usize,
     pub(crate) top_k: usize,
-    /// How keys are pooled; `None` scores each entry by itself.
-    pub(crate) key_pool: Option<Pooling<'a>>,
+    /// The pools to score; `None` scores single entries.
+    pub(crate) key_pool: Option<ResolvedKeyPool<'a>>,
     /// Maximum length of each token's sequence.
     pub(crate) final_lens: &'a [u32],
 }
 
-/// Key pools of `size` entries.
+/// Key pools of `size` entries: a `kvasir_program::KeyPool` with its weights and RoPE looked up.
 #[derive(Clone, Copy)]
-pub(crate) struct Pooling<'a> {
+pub(crate) struct ResolvedKeyPool<'a> {
     pub(crate) size: usize,
-    pub(crate) combine: Combine<'a>,
+    pub(crate) combine: ResolvedPooling<'a>,
 }
 
-/// How the key of a key pool is computed from its rows; see `kvasir_program::PoolCombine`.
+/// A `kvasir_program::KeyPooling` that this backend runs, with its weights and RoPE.
 #[derive(Clone, Copy)]
-pub(crate) enum Combine<'a> {
+pub(crate) enum ResolvedPooling<'a> {
     Gated { bias: &'a [f32] },
     Mean { norm: &'a [f32], plus: f32, eps: f32, rope: &'a Rope },
 }
 
-impl Pooling<'_> {
-    /// The key of a complete pool whose first position is `position`.
+impl ResolvedKeyPool<'_> {
+    /// The key of a complete pool. `rows` are the cached rows of its entries, `position` its first
+    /// position.
     fn key(&self, rows: &[f32], position: u32, final_len: u32) -> Vec<f32> {
         match self.combine {
-            Combine::Gated { bias } => self.gated_sum(rows, bias),
-            Combine::Mean { norm, plus, eps, rope } => {
+            ResolvedPooling::Gated { bias } => self.gated_sum(rows, bias),
+            ResolvedPooling::Mean { norm, plus, eps, rope } => {
                 let mut key = vec![0f32; norm.len()];
                 for row in rows.chunks_exact(norm.len().max(1)) {
                     key.iter_mut().zip(row).for_each(|(key, x)| *key += x);
@@ -68,7 +69,8 @@ impl Pooling<'_> {
         }
     }
 
-    /// Per channel the sum of the keys, weighted by the softmax of their gates.
+    /// Per channel, the sum of the keys weighted by the softmax of `gate + bias`. `rows` is
+    /// `[size, 2, dim]`: the key and the gates of each entry.
     fn gated_sum(&self, rows: &[f32], bias: &[f32]) -> Vec<f32> {
         let dim = bias.len() / self.size.max(1);
         let channel = |channel: usize| {
@@ -87,7 +89,7 @@ impl Pooling<'_> {
     }
 }
 
-/// RoPE of the first elements, in pairs (i, i + half).
+/// Applies RoPE to the first `rope.dims()` elements, in pairs `(i, i + rope.dims() / 2)`.
 fn rotate_halves(key: &mut [f32], rope: &Rope, position: u32, final_len: u32) {
     let (first, second) = key[..rope.dims()].split_at_mut(rope.dims() / 2);
     for ((a, b), frequency) in first.iter_mut().zip(second).zip(rope.frequencies(final_len)) {
@@ -130,8 +132,8 @@ pub(crate) unsafe fn select(threads: &ThreadPool, isa: Isa, indexer: &Indexer<'_
         let mut key = vec![0f32; facts.index_dim];
         let score = |key: &[f32]| -> f32 {
             let head = |q: &[f32]| q.iter().zip(key).map(|(a, b)| a * b).sum::<f32>().max(0.0);
-            let all = q.chunks_exact(q_width / heads.max(1)).enumerate();
-            all.map(|(n, q)| weight(n) * head(q)).sum()
+            let queries = q.chunks_exact(q_width / heads.max(1)).enumerate();
+            queries.map(|(n, q)| weight(n) * head(q)).sum()
         };
         // Candidates are ranges of the visible entries: one entry or one complete key pool.
         let mut scored: Vec<(f32, Range<usize>)> = Vec::new();

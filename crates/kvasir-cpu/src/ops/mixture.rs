@@ -1,8 +1,8 @@
 //! Mixture of experts (MoE): router top-k, then gather, expert FFN and weighted scatter, expert by
 //! expert.
 //!
-//! 1. `route` turns a token's router scores into `(expert, weight)` pairs (softmax or sigmoid,
-//!    group-limited top-k).
+//! 1. `route` turns a token's router scores into `(expert, weight)` pairs (softmax, sigmoid
+//!    or sqrt-softplus, group-limited top-k).
 //! 2. For each expert with tokens: gather their rows, gate and up GEMM with activation, down GEMM,
 //!    and `y[token] += weight * out`.
 //!

@@ -93,7 +93,7 @@ fn placements(
         Some(Transform::SplitLatent) => return latent(config, name, &shape),
         Some(Transform::SplitExperts) => return split_experts(name, &shape),
         Some(Transform::SplitIndexer) => return split_indexer(architecture, config, name, &shape),
-        Some(Transform::JoinParts) => return part_of_table(name, &shape),
+        Some(Transform::JoinParts) => return ngram_table_part(name, &shape),
         Some(Transform::SplitGateUp) => return split_gate_up(config, name, &shape),
         Some(transform) => return recurrent_tensors::placements(architecture, config, transform, view),
     };
@@ -114,27 +114,28 @@ fn position_table(
     Ok(vec![Placement::of(architecture, name, kept, change)?])
 }
 
-/// The table of n-gram embeddings, whose parts are joined.
+/// GGUF name of the table of n-gram embeddings, which joins all parts of the source.
 const NGRAM_TABLE: &str = "per_layer_token_embd.weight";
 
-/// A part `shard_N` of the table of n-gram embeddings.
-fn part_of_table(name: &str, shape: &[usize]) -> Result<Vec<Placement>> {
+/// Places the tensor `shard_N` as part N of the table of n-gram embeddings.
+fn ngram_table_part(name: &str, shape: &[usize]) -> Result<Vec<Placement>> {
     let number = name.rsplit_once(".shard_").and_then(|(_, rest)| rest.strip_suffix(".weight")?.parse().ok());
     let number: usize = number.filter(|n| *n < MAX_PARTS).ok_or_else(|| unsupported_tensor(name))?;
     let part = Part::whole(name);
     Ok(vec![Placement { name: NGRAM_TABLE.into(), shape: shape.to_vec(), expert: Some(number), part }])
 }
 
-/// Upper bound of the number of a table's part.
+/// Exclusive upper bound of N in `shard_N`.
 const MAX_PARTS: usize = 4096;
 
-/// Rows of all parts of a table.
+/// Total rows of the parts of a table.
 fn ngram_rows(model: &Checkpoint, table: &Output) -> usize {
     let rows = |part: &Part| model.tensor(&part.source).and_then(|part| part.shape.first().copied());
     table.parts.iter().filter_map(rows).sum()
 }
 
-/// Qwen4's indexer: the rows of the queries and those of the key.
+/// Splits the projection of Qwen4's indexer: the rows of the queries come first, then those of the
+/// key.
 fn split_indexer(
     architecture: &Architecture,
     config: &Json,

@@ -59,7 +59,7 @@ pub(super) enum Change {
     Scaled(RowFactors),
     /// Omits this many rows at the start.
     SkipRows(usize),
-    /// This many rows at the start.
+    /// Keeps only this many rows at the start.
     FirstRows(usize),
     /// Values supplied by the converter rather than a source tensor: RoPE divisors.
     Computed,
@@ -106,11 +106,11 @@ impl Part {
         Ok(())
     }
 
-    /// Appends the part's integers with 32 bits each.
+    /// Appends the part's integers as little-endian `i32`.
     fn write_integers(&self, model: &Checkpoint, out: &mut Vec<u8>) -> Result<()> {
         let bad = |why: &str| Error::at(format!("tensor {}", self.source), why);
         for value in model.integers(&self.source)?.ok_or_else(|| bad("is missing"))? {
-            let value = i32::try_from(value).map_err(|_| bad("has a number that takes more than 32 bits"))?;
+            let value = i32::try_from(value).map_err(|_| bad("has an integer that does not fit 32 bits"))?;
             out.extend_from_slice(&value.to_le_bytes());
         }
         Ok(())

@@ -116,6 +116,7 @@ impl Rules {
 
     /// The encoding of a tensor. Fails if an own rule's blocks do not divide the row.
     pub(super) fn dtype(&self, s: &Subject<'_>) -> Result<DType> {
+        // Expert ids by token id (DeepSeek-V4) are integers.
         if s.name.ends_with("ffn_gate_tid2eid.weight") {
             return Ok(DType::I32);
         }

@@ -280,7 +280,7 @@ impl Array {
         Self { kind: Kind::U32, count: values.len(), store: Store::Owned(bytes) }
     }
 
-    /// An array of 64-bit integers.
+    /// Creates an array of unsigned 64-bit integers.
     pub fn of_u64(values: &[u64]) -> Self {
         let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         Self { kind: Kind::U64, count: values.len(), store: Store::Owned(bytes) }

@@ -2,13 +2,13 @@
 //! block of the full group: it holds the K and V of the same positions and is found through the
 //! same anchor.
 //!
-//! It searches no tokens: a prefix hit begins in the full group, which has compared them.
+//! It does not compare tokens: the full group has, when it returns the anchors of a prefix hit.
 //!
 //! - *Free*: unused and not linked; the lowest id is allocated first.
-//! - *Evictable*: unused and linked. Blocks are evicted in order of release, those in front of
-//!   marks (`protect`) after all others.
+//! - *Evictable*: unused and linked. Blocks are evicted in order of release, protected ones
+//!   (`protect`) after all others.
 //!
-//! Guarded by the unit test and by `tests/states`.
+//! Guarded by the unit test and by `tests/windows`.
 
 use crate::blocks::BlockConfig;
 use crate::blocks::index::{Found, Index, Offer};
@@ -27,7 +27,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
 
-/// What the index knows of a block.
+/// Index entry of a block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Companion {
     anchor: Option<Anchor>,
@@ -95,7 +95,7 @@ impl CompanionIndex {
         }
     }
 
-    /// Makes a linked block one that is evicted last.
+    /// Protects a linked block: it is evicted after all unprotected ones.
     pub(crate) fn protect(&mut self, block: BlockId, is_used: bool) {
         let companion = &mut self.companions[block as usize];
         if companion.anchor.is_none() || std::mem::replace(&mut companion.is_protected, true) || is_used {
@@ -109,6 +109,13 @@ impl CompanionIndex {
         if let Some(anchor) = std::mem::take(&mut self.companions[block as usize]).anchor {
             self.by_anchor.remove(&anchor);
         }
+    }
+
+    /// Unlinks the evictable block that is next in eviction order, and returns it.
+    fn evict_next(&mut self) -> Option<BlockId> {
+        let block = self.lru.next().or_else(|| self.protected.next())?;
+        self.forget_block(block);
+        Some(block)
     }
 
     /// The list of evictable blocks that a linked block belongs to while it is unused.
@@ -134,9 +141,7 @@ impl Index for CompanionIndex {
             self.free.remove(block);
             return Some(block);
         }
-        let block = self.lru.next().or_else(|| self.protected.next())?;
-        self.forget_block(block);
-        Some(block)
+        self.evict_next()
     }
 
     fn hold(&mut self, block: BlockId) {
@@ -185,8 +190,7 @@ impl Index for CompanionIndex {
     fn evict(&mut self, blocks: u32) -> u32 {
         let mut evicted = 0;
         while evicted < blocks {
-            let Some(block) = self.lru.next().or_else(|| self.protected.next()) else { break };
-            self.forget_block(block);
+            let Some(block) = self.evict_next() else { break };
             self.free.insert(block);
             evicted += 1;
         }

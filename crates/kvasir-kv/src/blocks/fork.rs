@@ -5,7 +5,7 @@
 //! one (`Part`). Only retired rows are shared, because a claimed row may yet be canceled. All
 //! checks and the count of fresh blocks come first, so a refusal changes nothing.
 //!
-//! Blocks that the source or the destination has released behind its sliding window are not copied
+//! Blocks that the source or the destination has released before its sliding window are not copied
 //! (`released_by_copy`).
 
 use crate::blocks::BlockCache;
@@ -184,21 +184,21 @@ impl<I: Index> BlockCache<I> {
         Ok(fresh.count() as u32)
     }
 
-    /// Number of leading blocks that count as released in `dst` after a copy: those that it has
-    /// released itself, and those that `src` has if the ranges begin before their end.
+    /// Number of leading blocks that are released in `dst` after a copy: those that `dst` has
+    /// released, and those that `src` has released if the ranges begin in them.
     fn released_by_copy(&self, src: &Seq, dst: Option<&Seq>, ranges: &[Range<Position>]) -> u32 {
         let blocks = self.blocks_of(ranges);
-        let of_source = if blocks.start < src.released { src.released.min(blocks.end) } else { 0 };
-        of_source.max(dst.map_or(0, |dst| dst.released))
+        let released_in_source = if blocks.start < src.released { src.released.min(blocks.end) } else { 0 };
+        released_in_source.max(dst.map_or(0, |dst| dst.released))
     }
 
-    /// Table entries that the ranges touch and that `dst` does not count as released afterwards.
+    /// Table entries that the ranges touch and that are not released in `dst` after the copy.
     fn held_blocks_of(&self, src: &Seq, dst: Option<&Seq>, ranges: &[Range<Position>]) -> Range<u32> {
         let blocks = self.blocks_of(ranges);
         blocks.start.max(self.released_by_copy(src, dst, ranges))..blocks.end
     }
 
-    /// Number of leading blocks that are released in `dst` after a copy of these ranges.
+    /// Number of leading blocks that are released in `dst`, or in a new sequence, after a copy.
     pub(crate) fn released_after_copy(
         &self,
         src: SeqId,

@@ -201,8 +201,9 @@ impl<I: Index> BlockCache<I> {
         let heap = &heap[..count.min(heap.len())];
         let inline = &inline[..count - heap.len()];
         let released = seq.released as usize;
-        let in_heap = released.min(heap.len());
-        let placed = open.place(id, seq.table.changes(), &heap[in_heap..], &inline[released - in_heap..]);
+        let (held_heap, held_inline) =
+            (&heap[released.min(heap.len())..], &inline[released.saturating_sub(heap.len())..]);
+        let placed = open.place(id, seq.table.changes(), held_heap, held_inline);
         let segments = &mut open.plan.segments;
         let heap = seq.released..(heap.len() as u32).max(seq.released);
         let start = seq.released * self.size.rows();
@@ -219,8 +220,8 @@ impl<I: Index> BlockCache<I> {
         end - start
     }
 
-    /// Segments of one owned range: its share of the heap part and of the inline part. `heap` are
-    /// the entries of the heap part that are not released.
+    /// Segments of one owned range: one in the heap part, one in the inline part. `heap` are the
+    /// entries of the heap part that are not released.
     fn push_segments(
         &self,
         placed: Placed,

@@ -45,7 +45,7 @@ pub(crate) struct Seq {
     /// Whether its partly filled last block may be shared, because it was truncated or copied. Only
     /// then is that checked before a write (copy-on-write).
     pub(crate) was_cut: bool,
-    /// Number of leading table entries whose blocks were released because they are behind the
+    /// Number of leading table entries whose blocks were released because they are before the
     /// sliding window. The sequence counts their positions as owned.
     pub(crate) released: u32,
     pub(crate) table: Table,
@@ -165,8 +165,8 @@ impl Seq {
         self.table.get(at).filter(|&block| block != HOLE)
     }
 
-    /// Length after a truncation to `to`: it must end with an owned position, so trailing holes are
-    /// dropped.
+    /// Length after a truncation to `to`. A sequence ends with an owned position, so trailing holes
+    /// are dropped.
     pub(crate) fn truncated_end(&self, to: Position) -> Position {
         let holes = self.holes.iter().rev().skip_while(|hole| hole.start >= to);
         holes.take_while(|hole| hole.end >= to).last().map_or(to, |hole| hole.start)

@@ -150,7 +150,7 @@ pub trait Cache: Inspect + MemoryHints + Victims + Send {
     /// new entries. A row that is new or was edited costs time linear in its block table.
     fn plan(&mut self, step: StepId, plan: &mut Plan) -> Result<(), CacheError>;
     /// Ends a step that ran: publishes its lengths and performs the releases deferred to it. With
-    /// window groups, also releases the rows behind the windows of its sequences. Linear in what it
+    /// window groups, also releases the rows before the windows of its sequences. Linear in what it
     /// releases. Idempotent; fails with `StepOutOfOrder` if an older step has not retired.
     fn retire(&mut self, step: StepId) -> Result<(), CacheError>;
     /// Undoes the claim of a step that was not run. Fails with `StepOutOfOrder` unless it is the

@@ -80,8 +80,8 @@ pub struct VictimSearch<'a> {
 /// Truncation of a sequence, as after rejected draft tokens.
 pub trait Rewind {
     /// The greatest length up to `to` that [`Rewind::rewind_to`] accepts: `to` itself, or with
-    /// recurrent states the position of the last state up to `to`, or with window groups 0 if rows
-    /// of a window before that were released. Fails with `RewindOutOfRange` if
+    /// recurrent states the position of the last state up to `to`. With window groups it is 0 if
+    /// rows of a window that ends at that length were released. Fails with `RewindOutOfRange` if
     /// `to` is above the next position, or if ring buffers have overwritten rows below it.
     fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError>;
     /// Truncates to positions below `to`, claims in flight included. Fails like
@@ -92,7 +92,7 @@ pub trait Rewind {
     /// Truncates a sequence that no request runs to at most `to`, and returns its length. With
     /// recurrent states, it ends at the last block boundary up to `to` that has a checkpoint, and
     /// holds no live state; a live state at such a boundary becomes a checkpoint. Without recurrent
-    /// states, it ends at `to`. The length is 0 if rows of a window before that end were released.
+    /// states, it ends at `to`. The length is 0 if rows of a window that ends there were released.
     /// Fails like [`Rewind::rewind_to`], but not with `NoCheckpoint` or `WindowReleased`.
     fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         self.rewind_to(seq, to).map(|()| to)
@@ -105,7 +105,7 @@ pub trait Sequences {
     /// Makes `dst` an owner of `src`'s retired rows with positions in `range`; claimed rows may yet
     /// be canceled. With recurrent states the copy ends at the last checkpoint in the range, so
     /// read the length of `dst` afterwards. With window groups, refused (`WindowReleased`) if rows
-    /// of the windows before the end of `dst` were released. Refused if `dst` owns one of the
+    /// of a window that ends at the end of `dst` were released. Refused if `dst` owns one of the
     /// positions (`CopyOverlaps`), holds rows of another fork family, or has steps or draft nodes
     /// in flight, if `src` has no retired rows (`NothingToCopy`), or if a partial block finds no
     /// slots (`Full`). Linear in the blocks.
@@ -129,7 +129,7 @@ pub struct Hit {
     /// Leading tokens whose K and V are cached; whole blocks.
     pub tokens: u32,
     /// Slots of the hit per layer group that are unreferenced now: attaching takes them out of
-    /// `PoolUsage::evictable`. None of the states, which take slots with a claim.
+    /// `PoolUsage::evictable`. 0 in the state group, where a claim takes the slots.
     pub evictable: Slots,
     /// Leading tokens with cached K and V in the layer group with the longest match, in whole
     /// blocks. Exceeds `tokens` if another group lacks data for some of them.

@@ -45,8 +45,8 @@ pub enum CacheError {
         /// The greatest possible length below it.
         nearest: u32,
     },
-    /// The rows that the sliding window before the target length of a rewind, copy or removal
-    /// covers were released.
+    /// Rows of the sliding window that ends at the target length of a rewind, copy or removal were
+    /// released.
     WindowReleased {
         /// The target length.
         to: u32,
@@ -103,7 +103,7 @@ pub enum CacheError {
 }
 
 impl CacheError {
-    /// The error for another layer group, if slots are lacking.
+    /// Replaces the layer group of `Full`; returns other errors unchanged.
     pub(crate) fn in_group(self, group: GroupId) -> Self {
         match self {
             Self::Full { needed, available, .. } => Self::Full { group, needed, available },

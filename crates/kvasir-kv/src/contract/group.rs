@@ -43,10 +43,10 @@ impl GroupId {
     }
 }
 
-/// Maximum number of groups: the full group, at most two windows, at most one of states.
-pub const MAX_GROUPS: usize = 4;
+/// Maximum number of groups: the full group, the window groups and the state group.
+pub const MAX_GROUPS: usize = Groups::MAX_WINDOWS + 2;
 
-/// A number of slots per group: K/V slots, or live states.
+/// Number of slots per group: K/V slots, or live states in the state group.
 pub type Slots = [u32; MAX_GROUPS];
 
 /// The layer groups of a cache, by number.
@@ -89,8 +89,8 @@ pub struct WindowConfig {
     pub window: u32,
     /// Slots that may be allocated.
     pub capacity: u32,
-    /// Maximum number of draft tokens per sequence and step: their rejection must not need rows
-    /// that were released.
+    /// Maximum number of draft tokens per sequence and step. The group holds this many more rows,
+    /// so that the window is complete after a rejection.
     pub longest_draft: u32,
 }
 

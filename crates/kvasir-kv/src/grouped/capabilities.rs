@@ -55,27 +55,27 @@ impl MemoryHints for Grouped {
 }
 
 impl Victims for Grouped {
-    /// If one group is short of slots, its own search. If several are, the shortest leading part of
-    /// the candidates that suffices in all.
+    /// If one group is short of slots, selects victims by its search. If several are, selects the
+    /// shortest leading part of the candidates that suffices in all.
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
-        let short: Vec<GroupId> =
+        let short_groups: Vec<GroupId> =
             self.shape.groups.iter().map(|(id, _)| id).filter(|id| search.slots[id.index()] > 0).collect();
-        if let [] | [_] = short[..] {
-            let group = short.first().copied().unwrap_or_default();
+        if let [] | [_] = short_groups[..] {
+            let group = short_groups.first().copied().unwrap_or_default();
             return self.victims_in(group, search, victims);
         }
         let mut is_enough = |count: usize, victims: &mut Vec<SeqId>| {
             let part = VictimSearch { candidates: &search.candidates[..count], ..*search };
-            short.iter().all(|&group| self.victims_in(group, &part, victims))
+            short_groups.iter().all(|&group| self.victims_in(group, &part, victims))
         };
-        let (mut least, mut most) = (0, search.candidates.len());
-        let found = is_enough(most, victims);
-        while found && least < most {
-            let count = least.midpoint(most);
-            if is_enough(count, victims) { most = count } else { least = count + 1 }
+        let (mut low, mut high) = (0, search.candidates.len());
+        let found = is_enough(high, victims);
+        while found && low < high {
+            let count = low.midpoint(high);
+            if is_enough(count, victims) { high = count } else { low = count + 1 }
         }
         victims.clear();
-        victims.extend_from_slice(if found { &search.candidates[..most] } else { &[] });
+        victims.extend_from_slice(if found { &search.candidates[..high] } else { &[] });
         found
     }
 
@@ -92,7 +92,7 @@ impl Victims for Grouped {
 }
 
 impl Grouped {
-    /// The search of one group.
+    /// Selects victims by the slots of one group.
     fn victims_in(&mut self, group: GroupId, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let slots = search.slots[group.index()];
         let search = VictimSearch { slots: GroupId::FULL.slots(slots), ..*search };
@@ -112,8 +112,8 @@ impl Grouped {
         let found = (self.anchors.len() as u32).min(limit);
         let unusable = &self.anchors[(usable / self.shape.block_size) as usize..found as usize];
         if !unusable.is_empty() {
-            let is_served = self.windows.iter().all(|window| window.serves(found));
-            let states = self.states.as_ref().filter(|_| is_served);
+            let are_windows_cached = self.windows.iter().all(|window| window.caches_window_before(found));
+            let states = self.states.as_ref().filter(|_| are_windows_cached);
             let short = states.map_or(ShortHit::WindowReleased, |states| states.miss_reason(unusable));
             return Hit { short: Some(short), other_salt: 0, ..matched };
         }
@@ -129,7 +129,7 @@ impl Grouped {
         if len == self.primary.next_position(dst)? {
             return Ok(());
         }
-        let to = if self.windows_serve(dst, len)? { len } else { 0 };
+        let to = if self.holds_windows(dst, len)? { len } else { 0 };
         self.primary.rewind()?.rewind_to(dst, to)?;
         self.windows.iter_mut().try_for_each(|window| window.rewind(dst, to))?;
         if let Some(states) = self.states.as_mut().filter(|_| to < len) {
@@ -146,7 +146,7 @@ impl Rewind for Grouped {
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
-        self.rewind_floor(seq, to)?;
+        check_rewind_target(to, 0..=self.primary.next_position(seq)?)?;
         self.check_floor(seq, to)?;
         self.primary.rewind()?.rewind_to(seq, to)?;
         if let Some(states) = &mut self.states {
@@ -157,8 +157,8 @@ impl Rewind for Grouped {
 
     fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         check_rewind_target(to, 0..=self.primary.next_position(seq)?)?;
-        let of_states = self.states.as_mut().map_or(Ok(to), |states| states.checkpoint_floor(seq, to))?;
-        let len = if self.windows_serve(seq, of_states)? { of_states } else { 0 };
+        let state_floor = self.states.as_mut().map_or(Ok(to), |states| states.checkpoint_floor(seq, to))?;
+        let len = if self.holds_windows(seq, state_floor)? { state_floor } else { 0 };
         self.primary.rewind()?.rewind_to(seq, len)?;
         if let Some(states) = &mut self.states {
             states.rewind(seq, len);
@@ -245,7 +245,7 @@ impl Prefix for Grouped {
             }
             _ => explained,
         };
-        Hit { evictable: self.evictable_of_hit(hit.evictable), ..hit }
+        Hit { evictable: self.evictable_slots(hit.evictable), ..hit }
     }
 
     fn attach(
@@ -268,7 +268,7 @@ impl Prefix for Grouped {
         let usable = usable * self.shape.block_size;
         let hit = self.primary.prefix()?.attach(seq, tokens, salt, usable, matched.lookup)?;
         debug_assert_eq!(hit.tokens, usable);
-        let evictable = self.evictable_of_hit(hit.evictable);
+        let evictable = self.evictable_slots(hit.evictable);
         for window in &mut self.windows {
             window.attach(seq, &self.anchors)?;
             window.mark(seq, &[matched.tokens]);
@@ -323,4 +323,4 @@ impl Prefix for Grouped {
 }
 
 const NO_TRANSFER: &str =
-    "K/V transfer supports neither recurrent states nor window groups: it transfers blocks of group 0";
+    "K/V transfer supports neither recurrent states nor window groups: it transfers blocks of the full group";

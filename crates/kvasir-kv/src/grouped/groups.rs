@@ -1,4 +1,4 @@
-//! Access to the groups of `Grouped`, and the lengths that all of them can serve.
+//! Access to the groups of `Grouped`, and the lengths at which all of them can continue.
 
 use crate::contract::capabilities::Hit;
 use crate::contract::error::CacheError;
@@ -8,7 +8,7 @@ use crate::grouped::Grouped;
 use crate::grouped::window_group::WindowGroup;
 
 impl Grouped {
-    /// The window group of a number.
+    /// The window group with a number.
     pub(super) fn window(&self, group: GroupId) -> Option<&WindowGroup> {
         self.windows.get(usize::from(group.0).checked_sub(1)?)
     }
@@ -45,24 +45,24 @@ impl Grouped {
         let is_usable = |blocks: &u32| {
             let last = (*blocks as usize).checked_sub(1).map(|last| self.anchors[last]);
             let has_state = states.zip(last).is_none_or(|(states, last)| states.has_checkpoint(last));
-            has_state && self.windows.iter().all(|window| window.serves(*blocks))
+            has_state && self.windows.iter().all(|window| window.caches_window_before(*blocks))
         };
         let matched = (self.anchors.len() as u32).min(limit);
         (0..=matched).rev().find(is_usable).unwrap_or_default()
     }
 
-    /// Unreferenced slots per group of a hit of the blocks in `self.anchors`. `primary` are those
-    /// of the primary.
-    pub(super) fn evictable_of_hit(&mut self, primary: Slots) -> Slots {
+    /// Unreferenced slots per group of a hit that ends with the last block of `self.anchors`.
+    /// `primary` has the slots of the primary.
+    pub(super) fn evictable_slots(&mut self, primary: Slots) -> Slots {
         let mut slots = primary;
         for (count, window) in slots.iter_mut().skip(1).zip(&mut self.windows) {
-            *count = window.evictable_of(&self.anchors);
+            *count = window.evictable_slots(&self.anchors);
         }
         slots
     }
 
-    /// Whether every window group holds the rows that a query behind length `len` sees.
-    pub(super) fn windows_serve(&self, seq: SeqId, len: Position) -> Result<bool, CacheError> {
+    /// Whether every window group holds the rows that a query at position `len` sees.
+    pub(super) fn holds_windows(&self, seq: SeqId, len: Position) -> Result<bool, CacheError> {
         for window in &self.windows {
             if window.floor(seq, len)? < len {
                 return Ok(false);
@@ -73,26 +73,27 @@ impl Grouped {
 
     /// The greatest length up to `to` at which every group can continue.
     pub(super) fn floor(&self, seq: SeqId, to: Position) -> Result<Position, CacheError> {
-        let of_states = self.states.as_ref().map_or(Ok(to), |states| states.floor(seq, to))?;
-        // Below a length whose window rows were released there is none but 0.
-        Ok(if self.windows_serve(seq, of_states)? { of_states } else { 0 })
+        let state_floor = self.states.as_ref().map_or(Ok(to), |states| states.floor(seq, to))?;
+        // If window rows before a length were released, so were those before all smaller lengths.
+        // Only length 0 needs none.
+        Ok(if self.holds_windows(seq, state_floor)? { state_floor } else { 0 })
     }
 
     /// Refuses a length at which not every group can continue: with `NoCheckpoint` if no state is
     /// there, else with `WindowReleased`.
     pub(super) fn check_floor(&self, seq: SeqId, to: Position) -> Result<(), CacheError> {
         let nearest = self.floor(seq, to)?;
-        let of_states = self.states.as_ref().map_or(Ok(to), |states| states.floor(seq, to))?;
+        let state_floor = self.states.as_ref().map_or(Ok(to), |states| states.floor(seq, to))?;
         match nearest {
             _ if nearest == to => Ok(()),
-            _ if of_states < to => Err(CacheError::NoCheckpoint { to, nearest }),
+            _ if state_floor < to => Err(CacheError::NoCheckpoint { to, nearest }),
             _ => Err(CacheError::WindowReleased { to, nearest }),
         }
     }
 
     /// Position after the last retired row of a sequence.
     pub(super) fn retired_end(&self, seq: SeqId) -> Result<Position, CacheError> {
-        // Only with states are lengths and positions equal: they allow no holes.
+        // Without windows there are states. They allow no holes, so the length is the end position.
         self.windows.first().map_or_else(|| self.primary.len(seq), |window| window.retired_end(seq))
     }
 }

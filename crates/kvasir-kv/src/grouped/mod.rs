@@ -12,8 +12,8 @@
 //!
 //! Windows and states restrict the operations:
 //!
-//! - A sequence can be truncated, copied or forked only at a position that has a state, and before
-//!   which the rows of the windows were not released; see `rewind_floor`.
+//! - A sequence can be truncated, copied or forked only at a position that has a state and whose
+//!   windows still hold their rows; see `rewind_floor`.
 //! - Window blocks and checkpoints are linked to the *anchors* of the primary's published blocks. A
 //!   prefix hit ends at the last matched block at which every group can continue.
 //! - `attach` marks the length that the primary matched, where two prompts diverge. The next prompt
@@ -21,7 +21,7 @@
 //!   the sequence before they are released.
 //!
 //! Unsupported: draft trees, imported rows, rings and shared prefixes. `contiguous` and `tree` have
-//! no window groups: their sliding-window layers join group 0.
+//! no window groups: their sliding-window layers join the full group.
 //!
 //! `build` creates one for `CacheConfig::windows` and `CacheConfig::states`. The engine does not
 //! configure windows yet: decision 0046 lists the missing steps. Guarded by `tests/windows/`,
@@ -74,17 +74,17 @@ impl Grouped {
         }
         if !windows.is_empty() && primary.shape().kind.holds_one_sequence() {
             return Err(CacheError::BadConfig(
-                "a cache of one sequence has no window groups: its sliding-window layers join group 0",
+                "a cache of one sequence has no window groups: its sliding-window layers join the full group",
             ));
         }
         let window_groups = groups.iter().skip(1).zip(windows);
         let windows = window_groups.map(|((group, _), config)| WindowGroup::new(group, *config, blocks));
         let windows = windows.collect::<Result<Vec<_>, _>>()?;
         let block_size = primary.shape().block_size;
-        let of_states = groups.states().zip(states);
-        let of_states = of_states.map(|(group, config)| StateGroup::new(group, config, block_size));
+        let state_group = groups.states().zip(states);
+        let state_group = state_group.map(|(group, config)| StateGroup::new(group, config, block_size));
         let shape = CacheShape { groups, states, ..primary.shape().clone() };
-        let states = of_states.transpose()?;
+        let states = state_group.transpose()?;
         if let Some(anchors) = primary.anchors() {
             anchors.record_unpublished();
         }

@@ -1,17 +1,17 @@
 //! `WindowGroup`: the K/V slots of a group of sliding-window layers, in a pool of their own.
 //!
-//! It is a second block cache that repeats the operations of the primary one, so its sequences have
-//! the ids, lengths and positions of the primary's. It holds only the blocks at the end of each:
+//! A block cache that repeats the operations of the primary cache, so its sequences have the same
+//! ids, lengths and positions. Each sequence holds only its last blocks:
 //!
-//! - `retire` releases the blocks behind the last `keep` retired rows. A step that begins at the
-//!   retired length or up to `longest_draft` rows before it finds every row of its window.
-//! - A released block keeps its rows until the next allocation (`recent`), so `publish`, which
-//!   follows `retire`, links it, too.
-//! - `link` makes blocks findable through the anchors of the primary's published blocks, `attach`
-//!   shares those that the window of a prefix hit covers.
+//! - `retire` releases the blocks before the last `kept_rows` retired rows. A step that begins at
+//!   the retired length, or up to `longest_draft` rows before it, finds every row of its window.
+//! - A released block keeps its rows until the next allocation (`just_released`), so `publish`,
+//!   which follows `retire`, links it, too.
+//! - `link` makes blocks findable through the anchors of the primary's published blocks. `attach`
+//!   shares the blocks of the window that ends at the end of a prefix hit.
 //!
-//! The operations that change something do not fail: each has a check, or the primary cache has
-//! made the same checks. Guarded by `tests/windows/`.
+//! Operations that change the group do not fail: each has a check that precedes it, or the primary
+//! cache has made the same checks. Guarded by `tests/windows/`.
 
 use crate::blocks::companion_index::CompanionIndex;
 use crate::blocks::{BlockCache, BlockConfig};
@@ -30,9 +30,9 @@ use std::ops::Range;
 
 /// A block that was released since the last allocation: its rows are not overwritten yet.
 #[derive(Clone, Copy, Debug)]
-struct RecentBlock {
+struct ReleasedBlock {
     seq: SeqId,
-    /// Number of the block in its sequence.
+    /// Table entry of the block in its sequence.
     at: u32,
     block: BlockId,
 }
@@ -43,14 +43,14 @@ pub(crate) struct WindowGroup {
     /// A query sees this many last positions, its own included.
     window: u32,
     /// Number of last retired rows that `retire` does not release.
-    keep: u32,
+    kept_rows: u32,
     longest_draft: u32,
     block_size: u32,
     cache: BlockCache<CompanionIndex>,
-    recent: Vec<RecentBlock>,
+    just_released: Vec<ReleasedBlock>,
     marks: HashMap<SeqId, Vec<Position>, BuildHasherDefault<DefaultHasher>>,
-    /// For each number of blocks of the newest lookup, whether the window before its end is cached.
-    serves: Vec<bool>,
+    /// Results of [`WindowGroup::caches_window_before`] for the newest lookup, by number of blocks.
+    cached_windows: Vec<bool>,
     /// Scratch memory of `plan`.
     plan: Plan,
     /// Scratch memory.
@@ -67,17 +67,17 @@ impl WindowGroup {
             return Err(CacheError::BadConfig("a window must be at least 1"));
         }
         let block_size = blocks.block_size;
-        let of_pool = BlockConfig { blocks: capacity / block_size, sharing: false, ..blocks };
+        let pool_config = BlockConfig { blocks: capacity / block_size, sharing: false, ..blocks };
         Ok(Self {
             group,
             window,
-            keep: (window - 1).saturating_add(longest_draft).saturating_add(block_size),
+            kept_rows: (window - 1).saturating_add(longest_draft).saturating_add(block_size),
             longest_draft,
             block_size,
-            cache: BlockCache::over(CompanionIndex::new(&of_pool)?, of_pool)?,
-            recent: Vec::new(),
+            cache: BlockCache::over(CompanionIndex::new(&pool_config)?, pool_config)?,
+            just_released: Vec::new(),
             marks: HashMap::default(),
-            serves: Vec::new(),
+            cached_windows: Vec::new(),
             plan: Plan::default(),
             ids: Vec::new(),
             found: Vec::new(),
@@ -102,17 +102,17 @@ impl WindowGroup {
     }
 
     pub(crate) fn reserve_plan_memory(&mut self, rows: usize) {
-        let blocks = self.keep.div_ceil(self.block_size) as usize + 1;
+        let blocks = self.kept_rows.div_ceil(self.block_size) as usize + 1;
         self.cache.reserve_plan_memory(rows.saturating_mul(blocks), rows);
     }
 
-    /// Marks positions of a sequence: blocks in the windows before them are evicted last.
+    /// Marks positions of a sequence: blocks of the windows that end there are evicted last.
     pub(crate) fn mark(&mut self, seq: SeqId, positions: &[Position]) {
         self.marks.entry(seq).or_default().extend_from_slice(positions);
     }
 
-    /// Checks that [`WindowGroup::claim`] of these rows succeeds, and that the rejection of their
-    /// drafts needs no released row.
+    /// Checks that [`WindowGroup::claim`] of these rows succeeds, and that no row has more draft
+    /// tokens than configured.
     pub(crate) fn check_claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         if rows.iter().any(|row| row.drafts > self.longest_draft) {
             return Err(CacheError::BadClaim);
@@ -122,7 +122,7 @@ impl WindowGroup {
     }
 
     pub(crate) fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
-        self.recent.clear();
+        self.just_released.clear();
         self.cache.claim(step, rows)
     }
 
@@ -134,15 +134,15 @@ impl WindowGroup {
         planned
     }
 
-    /// Ends a step that ran, and releases what is behind the windows of its sequences.
+    /// Ends a step that ran, and releases the blocks before the windows of its sequences.
     pub(crate) fn retire(&mut self, step: StepId) -> Result<(), CacheError> {
         self.ids.clear();
         self.ids.extend(self.cache.sequences_of(step));
         self.cache.retire(step)?;
         for i in 0..self.ids.len() {
             // The sequence may have been closed.
-            if let Ok(tail) = self.cache.retired_tail(self.ids[i]) {
-                let to = tail.end.saturating_sub(self.keep) / self.block_size;
+            if let Ok(retired) = self.cache.retired_rows(self.ids[i]) {
+                let to = retired.end.saturating_sub(self.kept_rows) / self.block_size;
                 self.release_leading(self.ids[i], to)?;
             }
         }
@@ -150,16 +150,16 @@ impl WindowGroup {
     }
 
     fn release_leading(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
-        let recent = &mut self.recent;
-        self.cache.release_leading(seq, to, |at, block| recent.push(RecentBlock { seq, at, block }))
+        let released = &mut self.just_released;
+        self.cache.release_leading(seq, to, |at, block| released.push(ReleasedBlock { seq, at, block }))
     }
 
     pub(crate) fn cancel(&mut self, step: StepId) -> Result<(), CacheError> {
         self.cache.cancel(step)
     }
 
-    /// Whether a sequence of length `len` holds all rows of the next query's window, when its first
-    /// `released` blocks are released.
+    /// Whether a sequence of length `len` whose first `released` blocks are released holds all rows
+    /// of the next query's window.
     fn holds_window(&self, len: Position, released: u32) -> bool {
         released == 0 || len >= (released * self.block_size).saturating_add(self.window - 1)
     }
@@ -178,7 +178,7 @@ impl WindowGroup {
 
     /// Position after the last retired row of a sequence.
     pub(crate) fn retired_end(&self, seq: SeqId) -> Result<Position, CacheError> {
-        self.cache.retired_tail(seq).map(|tail| tail.end)
+        self.cache.retired_rows(seq).map(|retired| retired.end)
     }
 
     /// Checks that [`WindowGroup::copy`] succeeds and that `dst` can continue afterwards.
@@ -199,7 +199,7 @@ impl WindowGroup {
     }
 
     pub(crate) fn copy(&mut self, src: SeqId, dst: SeqId, range: Range<Position>) -> Result<(), CacheError> {
-        self.recent.clear();
+        self.just_released.clear();
         self.cache.copy(src, dst, range)
     }
 
@@ -210,13 +210,13 @@ impl WindowGroup {
     }
 
     pub(crate) fn fork(&mut self, seq: SeqId, n: u32) -> Result<Vec<SeqId>, CacheError> {
-        self.recent.clear();
+        self.just_released.clear();
         self.cache.fork(seq, n)
     }
 
     /// Checks that [`WindowGroup::remove`] succeeds.
     pub(crate) fn check_remove(&self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
-        let (next, retired) = (self.cache.next_position(seq)?, self.cache.retired_tail(seq)?.end);
+        let (next, retired) = (self.cache.next_position(seq)?, self.cache.retired_rows(seq)?.end);
         if range.start >= range.end || range.start >= next {
             return Ok(());
         }
@@ -246,28 +246,28 @@ impl WindowGroup {
         (len + 1).saturating_sub(self.window) / self.block_size
     }
 
-    /// Computes which lengths of a prompt the group can serve, for [`WindowGroup::serves`].
-    /// `anchors` are those of the prompt's blocks in order.
+    /// Computes the results of [`WindowGroup::caches_window_before`] for a prompt. `anchors` are
+    /// those of the prompt's blocks in order.
     pub(crate) fn match_anchors(&mut self, anchors: &[Anchor]) {
-        self.serves.clear();
-        self.serves.push(true);
+        self.cached_windows.clear();
+        self.cached_windows.push(true);
         let mut consecutive = 0;
         for (blocks, &anchor) in (1..).zip(anchors) {
             let is_cached = self.cache.index().find_anchor(anchor).is_some();
             consecutive = if is_cached { consecutive + 1 } else { 0 };
             let first = self.first_block(blocks * self.block_size);
-            self.serves.push(consecutive >= blocks - first);
+            self.cached_windows.push(consecutive >= blocks - first);
         }
     }
 
-    /// Whether the rows of the window before the end of `blocks` leading blocks of the matched
+    /// Whether the rows of the window that ends after the first `blocks` blocks of the matched
     /// prompt are cached.
-    pub(crate) fn serves(&self, blocks: u32) -> bool {
-        self.serves.get(blocks as usize).copied().unwrap_or_default()
+    pub(crate) fn caches_window_before(&self, blocks: u32) -> bool {
+        self.cached_windows.get(blocks as usize).copied().unwrap_or_default()
     }
 
-    /// Collects the blocks that a hit of all these anchors shares in `self.found`.
-    fn find_tail(&mut self, anchors: &[Anchor]) {
+    /// Collects in `self.found` the blocks that a hit of all these anchors shares.
+    fn find_window(&mut self, anchors: &[Anchor]) {
         let first = self.first_block(anchors.len() as u32 * self.block_size) as usize;
         let index = self.cache.index();
         self.found.clear();
@@ -275,20 +275,21 @@ impl WindowGroup {
     }
 
     /// Slots of a hit of all these anchors that are unreferenced now.
-    pub(crate) fn evictable_of(&mut self, anchors: &[Anchor]) -> u32 {
-        self.find_tail(anchors);
+    pub(crate) fn evictable_slots(&mut self, anchors: &[Anchor]) -> u32 {
+        self.find_window(anchors);
         let unused = self.found.iter().filter(|&&block| self.cache.is_unused(block));
         unused.count() as u32 * self.block_size
     }
 
-    /// Gives an empty sequence the window before the end of a hit of all these anchors.
+    /// Gives an empty sequence the blocks of the window that ends at the end of a hit of all these
+    /// anchors.
     pub(crate) fn attach(&mut self, seq: SeqId, anchors: &[Anchor]) -> Result<(), CacheError> {
-        self.find_tail(anchors);
-        self.cache.attach_tail(seq, anchors.len() as u32 * self.block_size, &self.found)
+        self.find_window(anchors);
+        self.cache.attach_window(seq, anchors.len() as u32 * self.block_size, &self.found)
     }
 
     /// Links the blocks of a sequence up to `published` to the anchors of the primary's blocks.
-    /// `anchor` returns the anchor of the sequence's block of a number.
+    /// `anchor` returns the anchor of the primary's block at a table entry of the sequence.
     pub(crate) fn link(
         &mut self,
         seq: SeqId,
@@ -296,27 +297,27 @@ impl WindowGroup {
         anchor: impl Fn(u32) -> Option<Anchor>,
     ) -> Result<(), CacheError> {
         let blocks = published / self.block_size;
-        let recent = self.recent.iter().filter(|recent| recent.seq == seq && recent.at < blocks);
-        let recent = recent.map(|recent| (recent.at, recent.block));
+        let released = self.just_released.iter().filter(|entry| entry.seq == seq && entry.at < blocks);
+        let released = released.map(|entry| (entry.at, entry.block));
         let held = (self.cache.released_blocks(seq)?..blocks)
             .filter_map(|at| self.cache.block_at(seq, at).map(|block| (at, block)));
-        let linked: Vec<(u32, BlockId)> = recent.chain(held).collect();
+        let linked: Vec<(u32, BlockId)> = released.chain(held).collect();
         let marks = self.marks.get(&seq).map_or(&[][..], |marks| marks);
         for (at, block) in linked {
             let Some(anchor) = anchor(at) else { continue };
             self.cache.link(block, anchor);
-            let is_before = |&mark: &Position| {
+            let is_in_marked_window = |&mark: &Position| {
                 let blocks = mark / self.block_size;
                 at < blocks && at >= self.first_block(blocks * self.block_size)
             };
-            if marks.iter().any(is_before) {
+            if marks.iter().any(is_in_marked_window) {
                 self.cache.protect(anchor);
             }
         }
         Ok(())
     }
 
-    /// Removes the links of anchors whose blocks left the prefix cache.
+    /// Unlinks the blocks of anchors that the primary has invalidated.
     pub(crate) fn unlink(&mut self, anchors: &[Anchor]) {
         anchors.iter().for_each(|&anchor| self.cache.unlink(anchor));
     }
@@ -334,8 +335,9 @@ impl WindowGroup {
         let group = self.group.0;
         self.cache.check().map_err(|error| format!("layer group {group}: {error}"))?;
         for seq in self.cache.ids() {
-            let of = |cache: &dyn Cache| (cache.len(seq), cache.claimed_len(seq), cache.next_position(seq));
-            let (own, expected) = (of(&self.cache), of(primary));
+            let lengths =
+                |cache: &dyn Cache| (cache.len(seq), cache.claimed_len(seq), cache.next_position(seq));
+            let (own, expected) = (lengths(&self.cache), lengths(primary));
             if own != expected {
                 return Err(format!("layer group {group}: {seq:?} has lengths {own:?}, not {expected:?}"));
             }

@@ -4,7 +4,8 @@ use crate::Simulation;
 use kvasir_kv::{PoolUsage, Position, SeqId};
 
 impl Simulation {
-    /// The last checkpoint up to `to` that must exist and that no step in flight writes.
+    /// Position of the last checkpoint up to `to` that must exist and that no step in flight
+    /// writes.
     pub(crate) fn last_written(&self, seq: SeqId, to: Position) -> Option<Position> {
         let mut in_flight = self.claimed.iter().flat_map(|step| &step.rows).filter(|row| row.seq == seq);
         let retired = in_flight.next().map_or(Position::MAX, |row| row.before.committed);

@@ -1,5 +1,5 @@
-//! `Device`: runs the sections of plans on a content hash per slot. It panics if a query does not
-//! read exactly the rows that its sequence owns in the window.
+//! `Device`: executes plans on pools that store a content hash per slot. It panics if a query does
+//! not read exactly the rows that its sequence owns in the window.
 
 use crate::model::Query;
 use kvasir_kv::{Plan, PlanKind, PlanRow, Section};
@@ -79,7 +79,7 @@ impl Pool {
         self.window.is_none_or(|window| position + window > query.position)
     }
 
-    /// Positions and contents of what a query reads inside the window.
+    /// Positions and contents of the slots that a query reads inside the window.
     fn read(&self, section: &Section, row: &PlanRow, at: u32, query: &Query) -> Vec<(u32, Option<u64>)> {
         let entries = section.entries(row).zip(0..).filter(|(_, entry)| section.sees(row, at, *entry));
         let entries = entries.filter(|((_, _, position), _)| self.sees(query, *position));

@@ -20,7 +20,7 @@ use kvasir_testkit::Random;
 use model::{CachedPrefixes, Claim, Sequence, Window};
 use std::collections::{BTreeMap, VecDeque};
 
-/// One claimed step: its rows, and its sequences before the claim.
+/// A step that was submitted and has not retired.
 struct ClaimedStep {
     step: StepId,
     rows: Vec<ClaimRow>,
@@ -51,12 +51,13 @@ struct Simulation {
 struct Totals {
     /// Number of tokens in prefix hits.
     hits: u32,
-    /// Number of tokens that only group 0 had.
+    /// Number of tokens whose K/V only the full group had.
     missed: u32,
-    /// Number of claims that a window group refused for lack of slots.
+    /// Number of claims that a window group without enough slots refused.
     refused: u32,
     /// Number of rewinds, copies and removals that were refused because window rows were released.
-    released: u32,
+    window_released: u32,
+    /// Number of slot copies of window groups.
     copies: usize,
 }
 
@@ -93,13 +94,13 @@ impl Simulation {
             .chain(configs.iter().map(|config| (Some(config.window), config.capacity)))
             .map(|(window, slots)| (window, slots + block))
             .collect();
-        let keep = |config: &WindowConfig| config.window - 1 + longest_draft + block;
+        let kept_rows = |config: &WindowConfig| config.window - 1 + longest_draft + block;
         Self {
             cache: build(kind, &config).unwrap(),
             block,
             windows: configs
                 .iter()
-                .map(|config| Window { window: config.window, keep: keep(config) })
+                .map(|config| Window { window: config.window, kept_rows: kept_rows(config) })
                 .collect(),
             has_states,
             has_dummy,
@@ -204,7 +205,7 @@ impl Simulation {
             }
             Err(error) => panic!("{error}"),
         }
-        self.prefixes.recent.clear();
+        self.prefixes.just_released.clear();
         let (mut queries, mut models) = (Vec::new(), Vec::new());
         for &ClaimRow { seq, redirected, tokens, .. } in &rows {
             let generated: Vec<Token> = (0..tokens).map(|_| self.below(2) + 90).collect();
@@ -238,22 +239,22 @@ impl Simulation {
     fn retire(&mut self) {
         let Some(ClaimedStep { step, rows }) = self.claimed.pop_front() else { return };
         self.device.run();
-        let mut lengths = Vec::new();
+        let mut drafted = Vec::new();
         for row in &rows {
             let Some(model) = self.seqs.get_mut(&row.seq) else { continue };
             let claims = model.claims.len();
-            let is_whole = model.claims.first().is_some_and(|claim| {
+            let is_uncut = model.claims.first().is_some_and(|claim| {
                 claims == 1 && claim.step == step && claim.start + row.tokens == model.next()
             });
             model.claims.retain(|claim| claim.step != step);
-            if is_whole {
-                lengths.push((row.seq, row.drafts));
+            if is_uncut {
+                drafted.push((row.seq, row.drafts));
             }
             self.prefixes.release(row.seq, model, &self.windows, self.block);
         }
         self.cache.retire(step).unwrap();
         // Draft verification accepts a random number of drafts.
-        for (seq, drafts) in lengths {
+        for (seq, drafts) in drafted {
             let to = self.seqs[&seq].next() - self.below(drafts + 1);
             assert_eq!(self.cache.rewind().unwrap().rewind_floor(seq, to), Ok(to));
             self.cache.rewind().unwrap().rewind_to(seq, to).unwrap();
@@ -306,7 +307,7 @@ fn run_seeds(kind: CacheKind) -> Totals {
                 totals.hits += run.hits;
                 totals.missed += run.missed;
                 totals.refused += run.refused;
-                totals.released += run.released;
+                totals.window_released += run.window_released;
                 totals.copies += run.copies;
             }
             Err(cause) => {
@@ -315,7 +316,7 @@ fn run_seeds(kind: CacheKind) -> Totals {
             }
         }
     }
-    assert!(totals.refused > 10 && totals.released > 10, "{kind}: {totals:?}");
+    assert!(totals.refused > 10 && totals.window_released > 10, "{kind}: {totals:?}");
     totals
 }
 

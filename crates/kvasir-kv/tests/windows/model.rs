@@ -1,5 +1,5 @@
-//! `Model`: what the sequences of a cache with window groups own, and which prefixes it caches,
-//! computed from positions alone.
+//! Model of a cache with window groups: which positions its sequences own, and which prefixes it
+//! caches. It has no slots or blocks of its own.
 
 use kvasir_kv::{Position, SeqId, StepId, Token};
 use std::collections::{BTreeMap, HashSet};
@@ -45,7 +45,7 @@ pub(crate) struct Sequence {
     /// Number of released blocks per window group.
     pub(crate) released: Vec<u32>,
     /// Hash of all rows.
-    fold: u64,
+    rows_hash: u64,
 }
 
 impl Sequence {
@@ -76,16 +76,16 @@ impl Sequence {
 
     pub(crate) fn push(&mut self, token: Token) {
         if self.rows.is_empty() {
-            self.fold = mix(self.salt, 1);
+            self.rows_hash = mix(self.salt, 1);
         }
-        let content = mix(self.fold, u64::from(token));
-        self.fold = mix(self.fold, content);
+        let content = mix(self.rows_hash, u64::from(token));
+        self.rows_hash = mix(self.rows_hash, content);
         self.rows.insert(self.next(), Row { token, content });
     }
 
     pub(crate) fn remove(&mut self, range: Range<Position>) {
         self.rows.retain(|position, _| !range.contains(position));
-        self.note_change();
+        self.on_rows_changed();
     }
 
     pub(crate) fn truncate(&mut self, to: Position) {
@@ -102,12 +102,12 @@ impl Sequence {
             (self.salt, self.family) = (source.salt, source.family);
         }
         self.rows.extend(source.rows.range(range.start..end));
-        self.note_change();
+        self.on_rows_changed();
     }
 
-    fn note_change(&mut self) {
+    fn on_rows_changed(&mut self) {
         let next = self.next();
-        self.fold = self.rows.values().fold(mix(self.salt, 1), |fold, row| mix(fold, row.content));
+        self.rows_hash = self.rows.values().fold(mix(self.salt, 1), |hash, row| mix(hash, row.content));
         self.claims.iter_mut().for_each(|claim| claim.start = claim.start.min(next));
     }
 
@@ -130,17 +130,17 @@ impl Sequence {
 pub(crate) struct CachedPrefixes {
     /// Contents of the last rows of published blocks.
     published: HashSet<u64>,
-    /// Per window group, those whose block it has linked.
+    /// Per window group, those of the published blocks whose companion it has linked.
     linked: Vec<HashSet<u64>>,
     /// Blocks that a window group released since its last allocation: group, sequence, block.
-    pub(crate) recent: HashSet<(usize, SeqId, u32)>,
+    pub(crate) just_released: HashSet<(usize, SeqId, u32)>,
 }
 
-/// A window group of the test: window and number of retired rows that stay.
+/// A window group of the test: its window, and the number of last retired rows that it keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) window: u32,
-    pub(crate) keep: u32,
+    pub(crate) kept_rows: u32,
 }
 
 impl CachedPrefixes {
@@ -148,12 +148,12 @@ impl CachedPrefixes {
         Self { linked: vec![HashSet::new(); windows], ..Self::default() }
     }
 
-    /// Releases what is behind the windows of a sequence.
+    /// Releases the blocks before the windows of a sequence.
     pub(crate) fn release(&mut self, id: SeqId, seq: &mut Sequence, windows: &[Window], block: u32) {
         let retired = seq.retired_next();
         for (group, (window, released)) in windows.iter().zip(&mut seq.released).enumerate() {
-            let to = retired.saturating_sub(window.keep) / block;
-            self.recent.extend((*released..to).map(|at| (group, id, at)));
+            let to = retired.saturating_sub(window.kept_rows) / block;
+            self.just_released.extend((*released..to).map(|at| (group, id, at)));
             *released = to.max(*released);
         }
     }
@@ -164,7 +164,7 @@ impl CachedPrefixes {
             let content = seq.rows[&((at + 1) * block - 1)].content;
             self.published.insert(content);
             for (group, (linked, released)) in self.linked.iter_mut().zip(&seq.released).enumerate() {
-                if at >= *released || self.recent.contains(&(group, id, at)) {
+                if at >= *released || self.just_released.contains(&(group, id, at)) {
                     linked.insert(content);
                 }
             }
@@ -178,12 +178,12 @@ impl CachedPrefixes {
         let most = (prompt.len() as u32 - 1) / block;
         let content = |at: u32| seq.rows[&((at + 1) * block - 1)].content;
         let matched = (0..most).take_while(|at| self.published.contains(&content(*at))).count() as u32;
-        let is_served = |blocks: &u32| {
+        let are_windows_cached = |blocks: &u32| {
             windows.iter().zip(&self.linked).all(|(window, linked)| {
                 let first = (blocks * block + 1).saturating_sub(window.window) / block;
                 (first..*blocks).all(|at| linked.contains(&content(at)))
             })
         };
-        (0..=matched).rev().find(is_served).unwrap() * block
+        (0..=matched).rev().find(are_windows_cached).unwrap() * block
     }
 }

@@ -8,9 +8,9 @@ use std::ops::Range;
 
 impl Simulation {
     fn prompt(&mut self) -> Vec<Token> {
-        let (stem, len) = (self.below(3), 1 + self.below(5 * self.block + 60));
+        let (prefix_id, len) = (self.below(3), 1 + self.below(5 * self.block + 60));
         let cut = if self.random.chance(60) { len } else { self.below(len + 1) };
-        (0..len).map(|i| if i < cut { stem * 7 + i % 5 } else { self.below(2) + 90 }).collect()
+        (0..len).map(|i| if i < cut { prefix_id * 7 + i % 5 } else { self.below(2) + 90 }).collect()
     }
 
     pub(crate) fn open(&mut self) {
@@ -28,7 +28,7 @@ impl Simulation {
             let before: Vec<u32> = self.evictable();
             let hit = self.cache.prefix().unwrap().attach(seq, &prompt, model.salt, limit, lookup).unwrap();
             assert!(hit.tokens <= found.tokens.min(limit) && hit.tokens < prompt.len() as u32);
-            // A group without states has the counted slots less to evict.
+            // In window groups, the counted slots are no longer evictable.
             let taken = before.iter().zip(self.evictable()).map(|(before, after)| before - after);
             let counted = hit.evictable[1..].iter().copied();
             assert!(counted.zip(taken).all(|(counted, taken)| counted == taken), "{hit:?}");
@@ -105,7 +105,7 @@ impl Simulation {
             match result {
                 Err(CacheError::WindowReleased { to: refused, nearest }) => {
                     assert_eq!((refused, nearest), (to, floor));
-                    self.totals.released += 1;
+                    self.totals.window_released += 1;
                 }
                 other => {
                     assert_eq!(other, Err(CacheError::NoCheckpoint { to, nearest: floor }));
@@ -123,7 +123,7 @@ impl Simulation {
         self.truncate(seq, floor);
     }
 
-    /// Truncates as for a retained session: where no group can continue, to 0.
+    /// Truncates as for a retained session: to 0 if a group cannot continue at the length.
     pub(crate) fn rewind_to_checkpoint(&mut self) {
         let Some(seq) = self.random_sequence() else { return };
         let to = self.seqs[&seq].next() - self.below(self.seqs[&seq].next().min(30) + 1);
@@ -178,7 +178,7 @@ impl Simulation {
         let before = self.observed();
         match self.cache.sequences().unwrap().copy(src, dst, from..to) {
             Ok(()) => return self.record_copy(src, dst, from..to),
-            Err(CacheError::WindowReleased { .. }) => self.totals.released += 1,
+            Err(CacheError::WindowReleased { .. }) => self.totals.window_released += 1,
             Err(CacheError::NoCheckpoint { .. }) => assert!(self.has_states && from > 0),
             Err(
                 CacheError::NothingToCopy
@@ -202,7 +202,7 @@ impl Simulation {
             Ok(()) => return,
             Err(CacheError::WindowReleased { to, .. }) => {
                 assert_eq!(to, from);
-                self.totals.released += 1;
+                self.totals.window_released += 1;
             }
             Err(CacheError::NoCheckpoint { .. }) => assert!(self.has_states),
             Err(CacheError::InFlight) => assert!(to > self.seqs[&seq].retired_next()),

@@ -54,8 +54,8 @@ pub struct Architecture {
     pub classes: &'static [Class],
     /// Hugging Face tensor names that differ from the canonical ones.
     pub renames: &'static [Rename],
-    /// Integer tensors whose values are part of the config: ends of their names in the checkpoint,
-    /// and config keys.
+    /// Integer tensors whose values are part of the config, as (suffix of the tensor name, config
+    /// key).
     pub config_tensors: &'static [(&'static str, &'static str)],
     /// Whether the model is an encoder, which embeds or scores texts and does not generate.
     pub is_encoder: bool,

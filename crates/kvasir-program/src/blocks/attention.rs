@@ -60,7 +60,7 @@ pub(crate) struct Attention {
     pub(crate) key_factor: f64,
     /// Tensor names of the QK-norms and of the output projection.
     pub(crate) names: Names,
-    /// Restricts attention to selected blocks of tokens.
+    /// Selects the blocks of tokens that are attended to; `None` for dense attention.
     pub(crate) indexer: Option<BlockIndexer>,
 }
 

@@ -1,24 +1,24 @@
-//! The indexer of Qwen4: selects blocks of tokens for GQA attention, by the mean of their keys.
+//! The indexer of Qwen4 (QSA): selects blocks of tokens for GQA, by the score of their mean key.
 
 use crate::builder::config::Config;
 use crate::builder::{Builder, IndexerOperands};
 use crate::error::Result;
-use crate::ir::key_pool::{KeyPool, PoolCombine};
+use crate::ir::key_pool::{KeyPool, KeyPooling};
 use crate::ir::layer::LayerId;
 use crate::ir::op::{NormKind, Pairs};
 use crate::ir::rope::RopeId;
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
 
-/// An indexer with one key per token, whose queries have equal weights.
+/// An indexer with one key per token and without weights of its query heads.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockIndexer {
     heads: usize,
     /// Elements of a query and of a key.
     pub(crate) dim: usize,
-    /// Tokens of the selected blocks.
+    /// Total tokens of the selected blocks.
     budget: usize,
-    /// Tokens of a block.
+    /// Tokens per block.
     block: usize,
     kind: NormKind,
     eps: f64,
@@ -54,22 +54,22 @@ impl BlockIndexer {
         let q = b.rotary(q, self.heads, 0, rope, Pairs::Half)?;
         let norm = b.weight(&format!("{p}indexer.k_layernorm.weight"), &[self.dim], Role::Norm)?;
         let plus = if self.kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
-        let combine = PoolCombine::Mean { norm, plus, eps: self.eps as f32, rope };
+        let combine = KeyPooling::Mean { norm, plus, eps: self.eps as f32, rope };
         let operands = IndexerOperands { q, k, weights: None };
         b.select_keys(operands, layer, self.budget, Some(KeyPool { size: self.block, combine }))
     }
 
-    /// The queries and the key. GGUF splits their projection.
+    /// Projects the queries and the key: by one matrix in Hugging Face checkpoints, by two in GGUF.
     fn project(self, b: &mut Builder<'_>, p: &str, x: ValueId) -> Result<(ValueId, ValueId)> {
         let (hidden, width) = (b.width(x), self.heads * self.dim);
-        let one = |b: &mut Builder<'_>, name: &str, outputs: usize| {
+        let project = |b: &mut Builder<'_>, name: &str, outputs: usize| {
             let matrix = b.matrix(&format!("{p}{name}"), outputs, hidden, false, Role::Matrix)?;
             b.linear(x, matrix)
         };
         if b.source.has(&format!("{p}q_proj.weight")) {
-            return Ok((one(b, "q_proj", width)?, one(b, "k_proj", self.dim)?));
+            return Ok((project(b, "q_proj", width)?, project(b, "k_proj", self.dim)?));
         }
-        let both = one(b, "index_qk_proj", width + self.dim)?;
+        let both = project(b, "index_qk_proj", width + self.dim)?;
         Ok((b.slice(both, 1, 0, width)?, b.slice(both, 1, width, self.dim)?))
     }
 }

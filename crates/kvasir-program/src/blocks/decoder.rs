@@ -62,7 +62,7 @@ pub(crate) fn stack<'a>(
 }
 
 /// Builds a decoder with several residual streams. All streams start as the embedding; `join`
-/// computes from them what the LM head reads.
+/// reduces them to the normed input of the LM head.
 pub(crate) fn multi_stream_decoder<'a>(
     b: &mut Builder<'a>,
     streams: usize,
@@ -74,7 +74,7 @@ pub(crate) fn multi_stream_decoder<'a>(
     let x = layers(b, x, layer)?;
     let head = output_weight(b)?;
     let x = join(b, x)?;
-    finish_normed(b, x, head, Logits::PLAIN)
+    lm_head(b, x, head, Logits::PLAIN)
 }
 
 /// Builds the layers. Adds a tap at the residual stream in front of each layer and after the last.
@@ -134,11 +134,11 @@ fn finish(
     logits: Logits,
 ) -> Result<()> {
     let x = norms.row(b, x, norm)?;
-    finish_normed(b, x, head, logits)
+    lm_head(b, x, head, logits)
 }
 
-/// Builds the LM head over rows after the final norm.
-fn finish_normed(b: &mut Builder<'_>, x: ValueId, head: WeightId, logits: Logits) -> Result<()> {
+/// Builds the LM head; `x` is the result of the final norm.
+fn lm_head(b: &mut Builder<'_>, x: ValueId, head: WeightId, logits: Logits) -> Result<()> {
     b.tap(Tap::FinalNorm, x);
     let x = b.gather(x);
     b.head(x, head, b.program.vocab, logits)?;

@@ -3,7 +3,7 @@
 //! ```text
 //! q, k, v = silu(conv(in_proj · x))        z, a, b = other projections of x
 //! o       = delta(q, k, v, decay a, β b)
-//! out     = out_proj · (rms(o) * w * gate(z))       gate: silu or sigmoid
+//! out     = out_proj · (rms(o) * w * gate(z))       gate = silu or sigmoid
 //! ```
 
 use crate::builder::Builder;

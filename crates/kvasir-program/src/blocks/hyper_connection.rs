@@ -40,7 +40,8 @@ impl HyperConnections {
         Ok(Self { streams, iterations, eps, norm_eps })
     }
 
-    /// The weighted sum of all streams that the final norm reads; tensor names start with `name`.
+    /// Joins the streams to the input of the final norm, their weighted sum. Tensor names start
+    /// with `name`.
     pub(crate) fn join(&self, b: &mut Builder<'_>, name: &str, streams: ValueId) -> Result<ValueId> {
         let (count, inputs) = (self.streams, b.width(streams));
         let normed = b.unweighted_rms(streams, 1, self.norm_eps)?;

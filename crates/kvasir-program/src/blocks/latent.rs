@@ -15,7 +15,7 @@ use crate::builder::config::Config;
 use crate::builder::rope_config::RopeConfig;
 use crate::builder::{Attend, Builder, IndexerOperands};
 use crate::error::Result;
-use crate::ir::key_pool::{KeyPool, PoolCombine};
+use crate::ir::key_pool::{KeyPool, KeyPooling};
 use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::op::{NormKind, Pairs};
 use crate::ir::rope::RopeId;
@@ -274,7 +274,7 @@ impl Indexer {
         let gate = b.linear(x, Matrix::whole(gate, self.dim, hidden))?;
         let row = b.concat(k, gate, 1)?;
         let bias = format!("{p}indexer.index_kpool_compress_ape");
-        let combine = PoolCombine::Gated { bias: b.weight(&bias, &[size, self.dim], Role::Router)? };
+        let combine = KeyPooling::Gated { bias: b.weight(&bias, &[size, self.dim], Role::Router)? };
         let operands = IndexerOperands { q, k: row, weights: Some(weights) };
         b.select_keys(operands, layer, self.top_k, Some(KeyPool { size, combine }))
     }

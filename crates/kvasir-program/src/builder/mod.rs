@@ -53,7 +53,7 @@ pub(crate) struct Attend {
 #[derive(Clone, Copy)]
 pub(crate) struct IndexerOperands {
     pub(crate) q: ValueId,
-    /// The key; with a key pool, the key and its gate.
+    /// The row from which keys are computed, see `Op::SelectKeys`.
     pub(crate) k: ValueId,
     /// Weights of the heads; `None` if all are 1.
     pub(crate) weights: Option<ValueId>,
@@ -197,6 +197,12 @@ impl<'a> Builder<'a> {
         } else {
             Err(ProgramError::config(what, format!("is {groups}, which does not divide {width}")))
         }
+    }
+
+    /// Lets the checkpoint contain tensors that the program does not read, by prefix of their names.
+    pub(crate) fn ignore_tensors(&mut self, prefix: &str) {
+        let names = self.source.tensors.iter().flat_map(|tensors| tensors.keys());
+        self.unread.extend(names.filter(|name| name.starts_with(prefix)).cloned());
     }
 
     /// Fails unless two widths agree; `what` is the config key to blame.

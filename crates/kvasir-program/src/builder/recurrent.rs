@@ -15,7 +15,7 @@ pub(crate) struct Convolution {
     pub(crate) weight: WeightId,
     pub(crate) bias: Option<WeightId>,
     pub(crate) kernel: usize,
-    /// Tokens between the inputs that an output reads.
+    /// Distance in tokens between consecutive inputs of an output.
     pub(crate) dilation: usize,
     /// Whether SiLU follows.
     pub(crate) silu: bool,
@@ -81,7 +81,7 @@ impl Builder<'_> {
         self.numbers(width, |out| Op::ShortConv { x, weight, bias, kernel, dilation, silu, state, out })
     }
 
-    /// Embeddings of hashed n-grams, in a table whose rows have `width` elements.
+    /// Embeddings of hashed n-grams, from a table whose rows have `width` elements.
     pub(crate) fn ngram_embed(&mut self, form: NgramForm, width: usize) -> ValueId {
         let state = self.state(StateFacts { elements: form.size - 1, tail_elements: 1 });
         let (width, form) = (form.rows.len() * width, Box::new(form));

@@ -53,7 +53,7 @@ impl<'a> RopeConfig<'a> {
         Ok(Self { theta, ..self })
     }
 
-    /// The same scaling of another base, whose key is `key`.
+    /// Reads the base from the config key `key`; keeps the scaling.
     pub(crate) fn with_base(self, key: &str, default: f64) -> Result<Self> {
         let theta = self.top.float_or(key, default)?;
         if theta <= 1.0 {

@@ -25,11 +25,12 @@ impl Builder<'_> {
         Ok(self.scale(sum, 1.0 / streams as f64))
     }
 
-    /// Norm over each of `streams` streams, with one weight per element of the row.
+    /// Normalizes each of `streams` streams by itself, with one weight per element of the row.
     pub(crate) fn stream_norm(
         &mut self,
         x: ValueId,
-        (kind, eps): (NormKind, f64),
+        kind: NormKind,
+        eps: f64,
         name: &str,
         streams: usize,
     ) -> Result<ValueId> {
@@ -39,7 +40,7 @@ impl Builder<'_> {
         Ok(self.numbers(width, |out| Op::Norm { x, kind, weight, bias: None, eps, groups, out }))
     }
 
-    /// The dot product of each stream of `a` with that of `b`.
+    /// The dot product of each group of `a` with the same group of `b`.
     pub(crate) fn group_dot(&mut self, a: ValueId, b: ValueId, groups: usize) -> Result<ValueId> {
         self.group(a, groups, "hc_count")?;
         self.same(self.width(b), self.width(a), "hc_count")?;

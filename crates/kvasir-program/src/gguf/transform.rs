@@ -29,7 +29,7 @@ pub enum Transform {
     SplitGateUp,
     /// The projection of an indexer's queries and key is split into `q_proj` and `k_proj` (Qwen4).
     SplitIndexer,
-    /// The parts `shard_N` of a table are one tensor (Qwen4's n-gram embeddings).
+    /// The parts `shard_N` of a table are concatenated (Qwen4's n-gram embeddings).
     JoinParts,
     /// No change. Overrides a transform whose name pattern is more general.
     Identity,
@@ -115,7 +115,7 @@ impl Transform {
             Self::TileHeads(_) => (layout.ssm_tensors, layout.tiled_value_heads) = (true, true),
             Self::FoldFactors => layout.folded_factors = true,
             Self::Identity => {}
-            // The names tell these.
+            // Tensor names tell whether these were applied.
             Self::SplitIndexer | Self::JoinParts => {}
             // The shape tells whether rows were skipped.
             Self::SkipPaddingRows => {}

@@ -20,12 +20,12 @@ pub struct HyperForm {
     pub streams: usize,
     /// Sinkhorn iterations, at least 1.
     pub iterations: usize,
-    /// Whether only pre is computed: the weights with which the streams are joined at the end.
+    /// Whether only pre is computed: the weights that join the streams before the final norm.
     #[serde(default)]
     pub is_join: bool,
     /// Added to weights and sums.
     pub eps: f32,
-    /// Scales of pre, post and C, as far as they are computed.
+    /// Scales of pre, post and C; of pre only if `is_join`.
     pub scale: WeightId,
     /// One bias per projection.
     pub base: WeightId,

@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 pub struct KeyPool {
     /// Tokens per pool.
     pub size: usize,
-    /// How a pool's key follows from the rows of its tokens.
-    pub combine: PoolCombine,
+    /// How a pool's key is computed.
+    pub combine: KeyPooling,
 }
 
-/// How the key of a pool follows from the rows of its tokens.
+/// How the key of a pool is computed from the cached rows of its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PoolCombine {
+pub enum KeyPooling {
     /// A row is a key and a gate per channel. The pool's key is a weighted sum of keys; the weights
     /// are, per channel, the softmax over the pool of `gate + bias[position % size]`.
     Gated {
@@ -25,7 +25,7 @@ pub enum PoolCombine {
         bias: WeightId,
     },
     /// A row is a key. The pool's key is the mean of its keys, after RMSNorm and RoPE at the pool's
-    /// first position. The rope's pairs are (i, i + half) of the first elements.
+    /// first position. RoPE rotates the first elements, in pairs (i, i + half).
     Mean {
         /// Weight of the norm.
         norm: WeightId,
@@ -33,18 +33,18 @@ pub enum PoolCombine {
         plus: f32,
         /// Epsilon of the norm.
         eps: f32,
-        /// Frequencies.
+        /// RoPE of the key.
         rope: RopeId,
     },
-    /// A compressed entry (DeepSeek-V4). A section of a row is a value and a gate per channel of
-    /// `parts * dim` channels. The entry is the sum of values weighted by the softmax of
-    /// `gate + bias[position % size]` per channel, after RMSNorm and RoPE at the pool's first
-    /// position. The rope's pairs are (2i, 2i + 1) of the last elements.
+    /// A compressed entry (DeepSeek-V4). From element `start`, a row has `parts * dim` values, then
+    /// as many gates. Per channel, the entry is the sum of values weighted by the softmax of
+    /// `gate + bias[position % size]`, after RMSNorm and RoPE at the pool's first position. RoPE
+    /// rotates the last elements, in pairs (2i, 2i + 1).
     ///
-    /// With two parts, the softmax runs over the first part of the rows of the pool before, if there
-    /// is one, and the second part of the rows of the pool itself.
+    /// With two parts, entries overlap: the softmax runs over the first part of the rows of the
+    /// previous pool, if there is one, and the second part of the pool's own rows.
     Compressed {
-        /// First element of the section in a row.
+        /// First element of the values in a row.
         start: usize,
         /// Elements of an entry.
         dim: usize,
@@ -56,13 +56,13 @@ pub enum PoolCombine {
         norm: WeightId,
         /// Epsilon of the norm.
         eps: f32,
-        /// Frequencies.
+        /// RoPE of the key.
         rope: RopeId,
     },
 }
 
-impl PoolCombine {
-    /// The weights that it reads.
+impl KeyPooling {
+    /// The weights from which the key is computed.
     pub fn weights(&self) -> [Option<WeightId>; 2] {
         match self {
             Self::Gated { bias } => [Some(*bias), None],
@@ -79,7 +79,7 @@ impl PoolCombine {
         }
     }
 
-    /// Elements of a key, given those of a row.
+    /// Width of a key, given the width `row` of a cached row.
     pub fn key_width(&self, row: usize) -> usize {
         match self {
             Self::Gated { .. } => row / 2,

@@ -20,7 +20,8 @@ pub struct Routing {
     pub renormalize: Option<f32>,
     /// Multiplies the final weights (`routed_scaling_factor`).
     pub scale: f32,
-    /// The experts of each token id, [vocabulary, top_k], which are chosen instead of the best.
+    /// If set, the experts of each token id, [vocabulary, top_k], instead of those with the best
+    /// scores (hash routing).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_table: Option<WeightId>,
     /// Multiplies the final weight of each expert (Gemma 4's `per_expert_scale`).

@@ -5,19 +5,20 @@ use serde::{Deserialize, Serialize};
 
 /// Tables and constants of hashed n-gram embeddings.
 ///
-/// With `t[j]` the token `j` places back, the hash of order `n` (from 2 to `size`) is the exclusive
-/// or of `t[j] * multipliers[j]` for `j < n`, in wrapping signed 64-bit integers. Head `h` of that
-/// order reads row `offsets[h] + (hash mod rows[h])`, with a remainder of at least 0. A token before
-/// the start of the sequence, or behind an `end` token among the tokens in between, counts as `end`.
+/// With `t[j]` the token `j` positions before the current one, the hash of order `n` (2 to `size`)
+/// is the exclusive or of `t[j] * multipliers[j]` for `j < n`, in wrapping signed 64-bit integers.
+/// Head `h` of that order reads row `offsets[h] + (hash mod rows[h])`, with a remainder of at least
+/// 0. `t[j]` is replaced by `end` if it is before the start of the sequence, or if one of
+/// `t[1] .. t[j - 1]` is `end`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NgramForm {
-    /// Parts of the table, in order of their rows; all but the last have equally many.
+    /// Parts of the table, in order; all but the last have equally many rows.
     pub tables: Vec<WeightId>,
-    /// Largest order.
+    /// Maximum order.
     pub size: usize,
     /// Heads of each order.
     pub heads: usize,
-    /// One multiplier per place.
+    /// One multiplier per `t[j]`.
     pub multipliers: Vec<i64>,
     /// Rows of each head, those of order 2 first.
     pub rows: Vec<u32>,
@@ -28,19 +29,19 @@ pub struct NgramForm {
 }
 
 impl NgramForm {
-    /// The row of each head in the whole table. `recent` holds the token itself, then those before
-    /// it, the nearest first; `None` is before the start.
+    /// The row of each head in the whole table. `recent` is `t`: the current token, then the tokens
+    /// before it, the nearest first; `None` is before the start of the sequence.
     pub fn rows_of(&self, recent: &[Option<u32>]) -> Vec<usize> {
-        let mut places = Vec::with_capacity(self.size);
-        let mut is_cut = false;
-        for (place, token) in recent.iter().take(self.size).enumerate() {
-            let token = token.filter(|_| !is_cut).unwrap_or(self.end);
-            is_cut |= place > 0 && token == self.end;
-            places.push(i64::from(token));
+        let mut tokens = Vec::with_capacity(self.size);
+        let mut has_ended = false;
+        for (distance, token) in recent.iter().take(self.size).enumerate() {
+            let token = token.filter(|_| !has_ended).unwrap_or(self.end);
+            has_ended |= distance > 0 && token == self.end;
+            tokens.push(i64::from(token));
         }
-        places.resize(self.size, i64::from(self.end));
+        tokens.resize(self.size, i64::from(self.end));
         let hash_of = |order: usize| {
-            let products = places.iter().zip(&self.multipliers).take(order);
+            let products = tokens.iter().zip(&self.multipliers).take(order);
             products.fold(0i64, |hash, (token, multiplier)| hash ^ token.wrapping_mul(*multiplier))
         };
         let hashes = (2..=self.size).flat_map(|order| std::iter::repeat_n(hash_of(order), self.heads));
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_follow_from_the_last_tokens() {
+    fn rows_are_hashes_of_the_last_tokens() {
         let rows = form().rows_of(&[Some(4), Some(2), Some(1)]);
         assert_eq!(rows, [(12 ^ 10) % 7, 7 + (12 ^ 10 ^ (1usize << 60)) % 11]);
         // The product wraps to a negative number; the remainder does not.
@@ -81,13 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn end_tokens_hide_what_is_behind_them() {
+    fn tokens_before_an_end_token_do_not_affect_rows() {
         let form = form();
         let ended = form.rows_of(&[Some(4), Some(9), Some(9)]);
         assert_eq!(form.rows_of(&[Some(4), Some(9), Some(1)]), ended);
         assert_eq!(form.rows_of(&[Some(4), None, None]), ended);
         assert_eq!(form.rows_of(&[Some(4)]), ended);
-        // The token itself hides nothing.
+        // An end token at the current position hides no earlier token.
         assert_ne!(form.rows_of(&[Some(9), Some(2), Some(1)]), form.rows_of(&[Some(9), Some(9), Some(9)]));
     }
 }

@@ -2,12 +2,14 @@
 //! collectives.
 //!
 //! Every op makes one value, whose numbers are f32, and treats each row (token) independently. Only
-//! [`Op::UpdateAndAttend`], [`Op::CompressedAttend`] and [`Op::SelectKeys`] read other rows, through
-//! the KV cache, and
-//! [`Op::ShortConv`], [`Op::GatedDelta`], [`Op::SelectiveScan`] and [`Op::NgramEmbed`], through
-//! recurrent states, and
-//! [`Op::Pool`], through the rows of its own sequence in the step. Shapes are not stored in ops:
-//! they follow from the values and matrices.
+//! these read other rows:
+//!
+//! - [`Op::UpdateAndAttend`], [`Op::CompressedAttend`], [`Op::SelectKeys`], through the KV cache,
+//! - [`Op::ShortConv`], [`Op::GatedDelta`], [`Op::SelectiveScan`], [`Op::NgramEmbed`], through
+//!   recurrent states,
+//! - [`Op::Pool`], which reads the rows of its own sequence in the step.
+//!
+//! Shapes are not stored in ops: they follow from the values and matrices.
 //!
 //! Backends may fuse ops; the reference semantics are those of `kvasir-plain/src/run.rs`.
 
@@ -71,8 +73,8 @@ pub enum Op {
         /// Result.
         out: ValueId,
     },
-    /// Embeddings of hashed n-grams: the rows of all heads, side by side. The state holds the last
-    /// `size - 1` token ids plus 1, the nearest first; 0 is none.
+    /// Embeddings of hashed n-grams: the table rows of all heads, concatenated. The state holds the
+    /// last `size - 1` token ids, each plus 1, the nearest first; 0 marks no token.
     NgramEmbed {
         /// Tables and constants.
         form: Box<NgramForm>,
@@ -170,8 +172,8 @@ pub enum Op {
     SelectKeys {
         /// Indexer queries, one group per head.
         q: ValueId,
-        /// The token's own row of `index_dim` of the layer: a key, or what its pool's key follows
-        /// from.
+        /// The token's own row, `index_dim` of the layer wide: a key, or with a `pool`, the input
+        /// of the pool's key; see [`KeyPooling`](crate::ir::key_pool::KeyPooling).
         k: ValueId,
         /// One weight per indexer head; `None` if all are 1.
         weights: Option<ValueId>,
@@ -216,17 +218,17 @@ pub enum Op {
         out: ValueId,
     },
     /// Attention to a sliding window and to compressed entries (DeepSeek-V4): one softmax over the
-    /// keys of the last `window` tokens and those entries of complete pools that the query sees. The
-    /// values are the keys.
+    /// keys of the last `window` tokens and the compressed entries of all complete pools that the
+    /// query sees. The values are the keys.
     CompressedAttend {
         /// Queries.
         q: ValueId,
         /// The token's key, shared by all heads.
         k: ValueId,
-        /// The token's row of `index_dim` of the layer, from which entries follow; `None` if an
-        /// indexer writes it.
+        /// The token's row, `index_dim` of the layer wide, from which compressed entries are
+        /// computed; `None` if a `SelectKeys` of the layer writes it.
         row: Option<ValueId>,
-        /// Restricts the entries to those of selected pools.
+        /// Restricts the compressed entries to those of selected pools.
         selection: Option<ValueId>,
         /// The layer whose cache slots are used.
         layer: LayerId,
@@ -236,7 +238,7 @@ pub enum Op {
         sinks: Vector,
         /// Tokens of the sliding window.
         window: u32,
-        /// How entries follow from rows.
+        /// How compressed entries are computed from rows.
         pool: KeyPool,
         /// Result.
         out: ValueId,
@@ -253,8 +255,8 @@ pub enum Op {
         bias: Option<WeightId>,
         /// Number of inputs that an output reads.
         kernel: usize,
-        /// Tokens between them.
-        #[serde(default = "undilated")]
+        /// Distance in tokens between consecutive inputs of an output.
+        #[serde(default = "default_dilation")]
         dilation: usize,
         /// Whether `act` is SiLU; else it is the identity.
         silu: bool,
@@ -441,6 +443,6 @@ pub enum Op {
 }
 
 /// The dilation of convolutions that are serialized without it.
-fn undilated() -> usize {
+fn default_dilation() -> usize {
     1
 }

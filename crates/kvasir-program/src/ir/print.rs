@@ -1,6 +1,6 @@
 //! `Display` for programs: a readable dump, one op per line (`%value [width] = op operands`).
 
-use crate::ir::key_pool::{KeyPool, PoolCombine};
+use crate::ir::key_pool::{KeyPool, KeyPooling};
 use crate::ir::op::{NormKind, Op, Pairs};
 use crate::ir::program::{Program, Purpose, Shard};
 use crate::ir::recurrent::DecayGate;
@@ -219,11 +219,11 @@ impl Program {
     fn print_pool(&self, f: &mut Formatter<'_>, pool: &KeyPool) -> fmt::Result {
         write!(f, " in pools of {}", pool.size)?;
         match pool.combine {
-            PoolCombine::Gated { bias } => write!(f, " gates + {}", self.name(bias)),
-            PoolCombine::Mean { norm, plus, eps, rope } => {
+            KeyPooling::Gated { bias } => write!(f, " gates + {}", self.name(bias)),
+            KeyPooling::Mean { norm, plus, eps, rope } => {
                 write!(f, " mean rms {} plus {plus} eps {eps} rope {}", self.name(norm), rope.0)
             }
-            PoolCombine::Compressed { start, dim, parts, bias, norm, eps, rope } => {
+            KeyPooling::Compressed { start, dim, parts, bias, norm, eps, rope } => {
                 write!(f, " from {start} entries of {dim} by {parts} gates + {}", self.name(bias))?;
                 write!(f, " rms {} eps {eps} rope {}", self.name(norm), rope.0)
             }

@@ -9,7 +9,7 @@
 //! | `ShortConv` | the last `(kernel - 1) * dilation` rows of x, the oldest first | x |
 //! | `GatedDelta` | per value head a matrix `[key_dim, value_dim]` | k, v, decay, β |
 //! | `SelectiveScan` | per head a matrix `[state_dim, head_dim]` | x, B, dt |
-//! | `NgramEmbed` | the last `size - 1` token ids plus 1, the nearest first; 0 is none | token id |
+//! | `NgramEmbed` | the last `size - 1` token ids, each plus 1, the nearest first; 0 marks no token | token id |
 //!
 //! Token ids are exact in f32: no vocabulary exceeds 2^24 tokens (`builder::config`).
 //!

@@ -26,8 +26,8 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    /// The model on each backend that has its kernels, with the backend's name; exact arithmetic on
-    /// the CPU.
+    /// The model on each backend that supports it, with the backend's name; the CPU backend runs in
+    /// f32.
     pub(crate) fn all(model: &Model, checkpoint: &Checkpoint) -> Vec<(&'static str, Self)> {
         let plain = ("plain", Self::Plain(PlainModel::load(model, checkpoint).unwrap()));
         // The CPU backend refuses n-gram embeddings (`kvasir-cpu/tests/checkpoints.rs`).

@@ -7,13 +7,13 @@ use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
 use crate::ops::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::ops::hyper_connection::{HyperWeights, hyper_connection, mix_streams};
-use crate::ops::indexer::{Combine, Indexer, Pooling, select};
+use crate::ops::indexer::{Indexer, ResolvedKeyPool, ResolvedPooling, select};
 use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
 use crate::rowwise::{RotaryPart, activate, activate_scalar_gate, add, elementwise, norm, rotate, scale};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
-use kvasir_program::{Collective, Holds, KeyPool, LayerId, Op, PoolCombine, RopeId, ValueId, WeightId};
+use kvasir_program::{Collective, Holds, KeyPool, KeyPooling, LayerId, Op, RopeId, ValueId, WeightId};
 
 impl Run<'_> {
     /// Computes row `row` of a row-wise op (norm, gate, scale, add, hyper-connection) into `y`.
@@ -40,12 +40,13 @@ impl Run<'_> {
             Op::Add { a, b, .. } => add(isa, x(*a), x(*b), y),
             Op::Elementwise { x: v, function, .. } => elementwise(isa, x(*v), *function, y),
             Op::GroupDot { a, b, groups, .. } => {
-                let part = self.width(*a) / groups;
-                let of_row = |v: ValueId| {
-                    self.value(values, v)[row * part * groups..(row + 1) * part * groups].chunks_exact(part)
+                let group_width = self.width(*a) / groups;
+                let width = group_width * groups;
+                let groups_of = |v: ValueId| {
+                    self.value(values, v)[row * width..(row + 1) * width].chunks_exact(group_width)
                 };
                 let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum();
-                y.iter_mut().zip(of_row(*a).zip(of_row(*b))).for_each(|(y, (a, b))| *y = dot(a, b));
+                y.iter_mut().zip(groups_of(*a).zip(groups_of(*b))).for_each(|(y, (a, b))| *y = dot(a, b));
             }
             Op::HyperConnection { x: v, form, .. } => {
                 let vector = |id: WeightId| &self.model.vectors[&id][..];
@@ -162,7 +163,7 @@ impl Run<'_> {
                     weights: weights.map(x),
                     heads: self.indexer_heads(*layer, *q, *pool),
                     top_k: *top_k,
-                    key_pool: pool.and_then(|pool| self.pooling(pool)),
+                    key_pool: pool.and_then(|pool| self.resolve_key_pool(pool)),
                     final_lens: self.final_lens,
                 };
                 // SAFETY: the plan's slots were checked, and writes come before reads.
@@ -172,7 +173,7 @@ impl Run<'_> {
             Op::UpdateAndAttend { .. } => self.attend(op, m),
             // Run by `recurrent`.
             Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {}
-            // Refused when the model is loaded.
+            // `load` refuses programs with these ops.
             Op::NgramEmbed { .. } | Op::CompressedAttend { .. } => {}
             Op::Route { scores, routing, .. } => {
                 let from = self.width(*scores);
@@ -219,26 +220,26 @@ impl Run<'_> {
         debug_assert!(matches!(self.model.program.value(out).holds, Holds::Numbers(_)) || width == 0);
     }
 
-    /// Heads of an indexer's queries.
+    /// Number of query heads of a layer's indexer, from the widths of `q` and of a key.
     fn indexer_heads(&self, layer: LayerId, q: ValueId, pool: Option<KeyPool>) -> usize {
-        let row = self.model.program.layers[layer.0 as usize].index_dim;
-        let key = pool.map_or(row, |pool| pool.combine.key_width(row));
-        self.width(q) / key.max(1)
+        let row_width = self.model.program.layers[layer.0 as usize].index_dim;
+        let key_width = pool.map_or(row_width, |pool| pool.combine.key_width(row_width));
+        self.width(q) / key_width.max(1)
     }
 
-    /// The weights and positions that the key of a pool follows from.
-    /// `None` for compressed entries: a model that has them is refused when it is loaded.
-    fn pooling(&self, pool: KeyPool) -> Option<Pooling<'_>> {
+    /// Looks up the weights and the RoPE of a key pool. `None` for compressed entries: `load`
+    /// refuses models that have them.
+    fn resolve_key_pool(&self, pool: KeyPool) -> Option<ResolvedKeyPool<'_>> {
         let weight = |id: WeightId| &self.model.vectors[&id][..];
         let combine = match pool.combine {
-            PoolCombine::Gated { bias } => Combine::Gated { bias: weight(bias) },
-            PoolCombine::Mean { norm, plus, eps, rope } => {
+            KeyPooling::Gated { bias } => ResolvedPooling::Gated { bias: weight(bias) },
+            KeyPooling::Mean { norm, plus, eps, rope } => {
                 let rope = &self.model.program.ropes[rope.0 as usize];
-                Combine::Mean { norm: weight(norm), plus, eps, rope }
+                ResolvedPooling::Mean { norm: weight(norm), plus, eps, rope }
             }
-            PoolCombine::Compressed { .. } => return None,
+            KeyPooling::Compressed { .. } => return None,
         };
-        Some(Pooling { size: pool.size, combine })
+        Some(ResolvedKeyPool { size: pool.size, combine })
     }
 
     /// Embedding lookup of one token.

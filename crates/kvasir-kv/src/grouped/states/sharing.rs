@@ -45,7 +45,7 @@ impl StateGroup {
         }
     }
 
-    /// Whether a checkpoint is at the end of a published block.
+    /// Whether there is a checkpoint at the end of the published block with this anchor.
     pub(crate) fn has_checkpoint(&self, anchor: Anchor) -> bool {
         self.ledger.find(anchor).is_some()
     }

@@ -35,7 +35,7 @@ impl TailPool {
         PoolUsage { free, evictable: 0, held, leased: self.0.len() as u32 - held - free }
     }
 
-    /// Whether a row of a step in flight names a tail.
+    /// Whether a row of a step in flight uses a tail.
     pub(crate) fn is_leased(&self, tail: u32) -> bool {
         self.0[tail as usize].leases > 0
     }

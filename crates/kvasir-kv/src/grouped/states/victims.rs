@@ -7,8 +7,8 @@ use crate::contract::ids::SeqId;
 use crate::grouped::states::group::StateGroup;
 
 impl StateGroup {
-    /// The first candidates that hold enough tails; none, and false, if all of them do not. The
-    /// number of tails is that of group 0 in `search`.
+    /// Selects the first candidates that hold enough tails. Returns false, and no victims, if all
+    /// of them hold too few. `search.slots` has the number of tails at the index of the full group.
     pub(crate) fn victims(&self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let (slots, leased_too) = (search.slots[GroupId::FULL.index()], search.leased_too);
         victims.clear();
@@ -23,7 +23,8 @@ impl StateGroup {
         is_enough
     }
 
-    /// Number of tails that these sequences hold: those that come free at once, or all.
+    /// Number of tails that these sequences hold; tails that a step in flight leases only count if
+    /// `leased_too`.
     pub(crate) fn tails_held_by(&self, sequences: &[SeqId], leased_too: bool) -> u32 {
         let tails = sequences.iter().filter_map(|&seq| self.seqs.get(seq).ok()?.tail);
         tails.filter(|&tail| leased_too || !self.tails.is_leased(tail)).count() as u32

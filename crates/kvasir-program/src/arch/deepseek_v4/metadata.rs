@@ -69,8 +69,8 @@ fn read_ratios(r: &mut ConfigReader<'_>) -> Result<()> {
 }
 
 fn write_ratios(w: &mut MetadataWriter<'_>) -> Result<()> {
-    let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let ratios = w.config.counts("compress_ratios")?.into_iter().map(small).collect();
+    let saturate = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let ratios = w.config.counts("compress_ratios")?.into_iter().map(saturate).collect();
     w.set(RATIOS, MetadataValue::Counts(ratios));
     let streams = w.config.size("hc_mult")?;
     w.count("embedding_length_out", w.config.size("hidden_size")?.saturating_mul(streams));

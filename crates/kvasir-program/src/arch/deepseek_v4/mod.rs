@@ -1,5 +1,5 @@
-//! DeepSeek-V4: attention to a window and to compressed entries, hyper-connections between residual
-//! streams, and a MoE whose first layers route by token id.
+//! DeepSeek-V4: attention to a sliding window and to compressed entries (CSA, HCA),
+//! hyper-connections between residual streams, and a MoE whose first layers route by token id.
 
 pub(crate) mod attention;
 pub(crate) mod metadata;
@@ -55,9 +55,8 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
     let (norms, connections) = (Norms::rms(c)?, HyperConnections::read(c)?);
     let (attention, moe) = (CompressedAttention::read(b, norms)?, Moe::read(c)?);
-    // The prediction layers (MTP) do not run.
-    let names = b.source.tensors.iter().flat_map(|tensors| tensors.keys());
-    b.unread.extend(names.filter(|name| name.starts_with("mtp.")).cloned());
+    // The checkpoint may contain prediction layers (MTP), which this program does not run.
+    b.ignore_tensors("mtp.");
     let layer = |b: &mut Builder<'_>, i: usize, x| {
         let p = format!("model.layers.{i}.");
         let x = connections.wrap(b, &format!("{p}hc_attn"), x, |b, h| {

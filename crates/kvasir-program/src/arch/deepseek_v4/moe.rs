@@ -1,5 +1,5 @@
-//! The MoE of DeepSeek-V4: scores sqrt(softplus(x)), and in the first layers the experts of the token
-//! id.
+//! The MoE of DeepSeek-V4. Router scores are sqrt(softplus(x)); the first layers take the experts of
+//! a token from a table by token id (hash routing).
 
 use crate::blocks::feed_forward::{FeedForward, activation};
 use crate::blocks::routed::{named_experts, scores};
@@ -15,14 +15,15 @@ use crate::ir::weight::Role;
 pub(crate) struct Moe {
     count: usize,
     inner: usize,
-    /// Width of the shared experts together; 0 if there are none.
+    /// Total width of the shared experts; 0 if there are none.
     shared: usize,
-    /// Layers that route by token id.
-    hashed: usize,
+    /// Number of layers, from the first, that route by token id.
+    hash_layers: usize,
     activation: Activation,
     routing: Routing,
 }
 
+/// Tensor names of the gate, up and down projections of an expert.
 const NAMES: [&str; 3] = ["w1", "w3", "w2"];
 
 impl Moe {
@@ -45,7 +46,7 @@ impl Moe {
             count: c.number("n_routed_experts")?,
             inner,
             shared: inner.saturating_mul(c.count("n_shared_experts")?),
-            hashed: c.count("num_hash_layers")?,
+            hash_layers: c.count("num_hash_layers")?,
             activation: match c.opt_positive("swiglu_limit")? {
                 Some(limit) => Activation::LimitedSwiglu { limit: limit as f32 },
                 None => activation(c)?,
@@ -57,7 +58,7 @@ impl Moe {
     pub(crate) fn build(&self, b: &mut Builder<'_>, layer: usize, x: ValueId) -> Result<ValueId> {
         let p = format!("model.layers.{layer}.ffn.");
         let scores = scores(b, x, &format!("{p}gate"), self.count, false)?;
-        let routing = if layer < self.hashed {
+        let routing = if layer < self.hash_layers {
             let shape = [b.program.vocab, self.routing.top_k];
             let table = b.weight(&format!("{p}gate.tid2eid"), &shape, Role::Router)?;
             Routing { token_table: Some(table), ..self.routing }

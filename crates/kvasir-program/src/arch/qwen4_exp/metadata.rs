@@ -55,7 +55,7 @@ const fn stored(tensors: &'static str, transform: Transform) -> StoredAs {
     StoredAs { tensors, transform }
 }
 
-/// Those of Qwen3.5, and those of the indexer and of n-gram embeddings.
+/// The transforms of Qwen3.5, and those of the indexer and the n-gram embeddings.
 pub(crate) const TRANSFORMS: &[StoredAs] = &[
     tiled("linear_attn.in_proj_qkv.", HeadLocation::RowsAfterKeys),
     tiled("linear_attn.in_proj_z.", HeadLocation::Rows),
@@ -95,7 +95,7 @@ pub(crate) const NGRAMS: &[Rule] = &[Rule::Code { read: read_ngrams, write: writ
 
 const RATIOS: &str = "attention.compress_ratios";
 
-/// GGUF lists the size of a block by layer, 0 for recurrent layers.
+/// GGUF has the block size per layer, 0 for recurrent layers; the config has one for all.
 fn read_ratio(r: &mut ConfigReader<'_>) -> Result<()> {
     let ratio = r.uints(RATIOS).and_then(|all| all.into_iter().find(|ratio| *ratio > 0));
     r.set("indexer_compress_ratio", ratio.ok_or_else(|| ConfigReader::missing(RATIOS))?);
@@ -111,15 +111,15 @@ fn write_ratio(w: &mut MetadataWriter<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Keys of sizes, which are counts in both.
-const SIZES: [(&str, &str); 4] = [
+/// Counts: GGUF key and config key.
+const COUNTS: [(&str, &str); 4] = [
     ("ple.ngram_size", "ngram_size"),
     ("ple.heads_per_ngram", "heads_per_ngram"),
     ("ple.conv_kernel", "ple_conv_kernel_size"),
     ("ple.eos_token_id", "ple_eos_token_id"),
 ];
 
-/// Keys of lists.
+/// Lists of integers: GGUF key and config key.
 const LISTS: [(&str, &str); 3] = [
     ("ple.layer_multipliers", "ple_layer_multipliers"),
     ("ple.head_offsets", "ple_head_offsets"),
@@ -127,17 +127,18 @@ const LISTS: [(&str, &str); 3] = [
 ];
 
 fn read_ngrams(r: &mut ConfigReader<'_>) -> Result<()> {
-    let listed = r.file.value("ple.layers");
-    let listed = listed.as_ref().and_then(Json::as_array).cloned().unwrap_or_default();
-    let numbers: Vec<u64> = listed.iter().filter_map(Json::as_u64).map(|n| n.saturating_add(1)).collect();
-    let has_ngrams = !numbers.is_empty();
-    r.set("ple_layer_ids", numbers);
+    let layers = r.file.value("ple.layers");
+    let layers = layers.as_ref().and_then(Json::as_array).cloned().unwrap_or_default();
+    // GGUF counts layers from 0, the config from 1.
+    let layer_ids: Vec<u64> = layers.iter().filter_map(Json::as_u64).map(|n| n.saturating_add(1)).collect();
+    let has_ngrams = !layer_ids.is_empty();
+    r.set("ple_layer_ids", layer_ids);
     if !has_ngrams {
         return Ok(());
     }
-    for (key, config) in SIZES {
-        let size = r.required_uint(key)?;
-        r.set(config, size);
+    for (key, config) in COUNTS {
+        let count = r.required_uint(key)?;
+        r.set(config, count);
     }
     for (key, config) in LISTS {
         let list = r.file.value(key).filter(Json::is_array);
@@ -153,7 +154,7 @@ fn write_ngrams(w: &mut MetadataWriter<'_>) -> Result<()> {
     }
     let layers = layers.into_iter().map(|n| n.saturating_sub(1) as u64).collect();
     w.set("ple.layers", MetadataValue::Integers(layers));
-    for (key, config) in SIZES {
+    for (key, config) in COUNTS {
         w.copy_count(key, config)?;
     }
     for (key, config) in LISTS {

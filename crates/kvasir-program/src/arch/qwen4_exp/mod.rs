@@ -1,5 +1,5 @@
-//! Qwen4-Exp (Qwen3.8-Flash-Next): Qwen3.5's MoE with residual streams that a gate of low rank joins,
-//! attention to selected blocks of tokens (QSA), and embeddings of hashed n-grams (PLE).
+//! Qwen4-Exp (Qwen3.8-Flash-Next): Qwen3.5's MoE with residual streams that a low-rank gate joins,
+//! sparse attention to selected blocks of tokens (QSA), and embeddings of hashed n-grams (PLE).
 
 pub(crate) mod metadata;
 pub(crate) mod ngram_embedding;
@@ -52,7 +52,7 @@ pub(crate) static QWEN4_EXP: Architecture = Architecture {
 fn defaults(config: &mut Map<String, Json>) {
     crate::arch::qwen3_5::metadata::defaults(config);
     fill(config, [("norm_topk_prob", true.into()), ("hc_count", 4.into()), ("split_ngram_parts", 1.into())]);
-    // The last of several ids ends the segments of n-grams.
+    // N-grams do not extend across this id. Of several end-of-sequence ids, it is the last.
     let end = match config.get("eos_token_id") {
         Some(Json::Array(all)) => all.last().cloned(),
         other => other.cloned(),
@@ -70,9 +70,8 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     layers.attention.indexer = Some(BlockIndexer::read(c, norms.kind, norms.eps)?);
     let streams = GatedStreams::read(c, norms)?;
     let ngrams = NgramEmbedding::read(c, norms, streams.count, &recurrent_layers(c)?)?;
-    // The prediction layer (MTP) does not run.
-    let names = b.source.tensors.iter().flat_map(|tensors| tensors.keys());
-    b.unread.extend(names.filter(|name| name.starts_with("mtp.")).cloned());
+    // The checkpoint may contain a prediction layer (MTP), which this program does not run.
+    b.ignore_tensors("mtp.");
     let layer = |b: &mut Builder<'_>, i: usize, mut x| {
         let p = format!("model.layers.{i}.");
         if let Some(ngrams) = ngrams.as_ref().filter(|ngrams| ngrams.layer == i) {

@@ -1,4 +1,4 @@
-//! The residual streams of Qwen4-Exp. Per sublayer f, with streams X and m of them:
+//! The residual streams of Qwen4-Exp. Per sublayer f, with m streams X:
 //!
 //! ```text
 //! n   = rms(X) * (1 + w)                            per stream
@@ -15,7 +15,7 @@ use crate::ir::elementwise::Elementwise;
 use crate::ir::value::ValueId;
 use crate::ir::weight::Role;
 
-/// The residual streams, joined by a gate of low rank before each sublayer.
+/// Residual streams that a low-rank gate joins before each sublayer.
 #[derive(Clone, Copy)]
 pub(crate) struct GatedStreams {
     pub(crate) count: usize,
@@ -23,22 +23,23 @@ pub(crate) struct GatedStreams {
     norms: Norms,
 }
 
-/// Upper bound of streams, above any published model's.
-const MOST: usize = 64;
+/// Upper bound of the number of streams, above any published model's.
+const MAX_STREAMS: usize = 64;
 
 impl GatedStreams {
     pub(crate) fn read(c: Config<'_>, norms: Norms) -> Result<Self> {
         match c.size("hc_count")? {
-            count if count > MOST => Err(c.bad("hc_count", format!("is {count}, more than {MOST}"))),
+            count if count > MAX_STREAMS => {
+                Err(c.bad("hc_count", format!("is {count}, more than {MAX_STREAMS}")))
+            }
             count => Ok(Self { count, rank: c.size("hc_lowrank")?, norms }),
         }
     }
 
-    /// The input of a sublayer, and the normed streams divided by their number. Tensor names start
-    /// with `p`.
+    /// Returns the input of a sublayer (x) and `n / m`. Tensor names start with `p`.
     pub(crate) fn join(&self, b: &mut Builder<'_>, p: &str, streams: ValueId) -> Result<(ValueId, ValueId)> {
-        let (width, norm) = (b.width(streams), (self.norms.kind, self.norms.eps));
-        let normed = b.stream_norm(streams, norm, &format!("{p}hc_norm"), self.count)?;
+        let (width, Norms { kind, eps }) = (b.width(streams), self.norms);
+        let normed = b.stream_norm(streams, kind, eps, &format!("{p}hc_norm"), self.count)?;
         let scaled = b.scale(normed, 1.0 / self.count as f64);
         let down = b.matrix(&format!("{p}input_mix_weight_down"), self.rank, width, false, Role::Router)?;
         let low = b.linear(scaled, down)?;
@@ -49,7 +50,8 @@ impl GatedStreams {
         Ok((b.mean_of_streams(gated, self.count)?, scaled))
     }
 
-    /// Builds a sublayer between its streams; their tensor names start with `p`.
+    /// Wraps a sublayer: joins the streams to its input and adds its output to each stream. The
+    /// tensor names of the gates start with `p`.
     pub(crate) fn wrap<'a>(
         &self,
         b: &mut Builder<'a>,

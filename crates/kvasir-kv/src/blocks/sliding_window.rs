@@ -1,9 +1,12 @@
-//! The tail of a sequence: its blocks in a cache of a sliding-window group, which needs no others.
+//! Operations on the block cache of a sliding-window group, whose sequences hold only their last
+//! blocks.
 //!
-//! - `release_leading` releases blocks behind the window. Their table entries become holes, but the
-//!   sequence counts their positions as owned: lengths and positions stay those of the full group.
-//! - `attach_tail` shares the last blocks of a prefix hit.
-//! - `link` makes a block findable through the anchor of the full group's block with the same rows.
+//! - `release_leading` releases the blocks before the window. Their table entries become holes, but
+//!   the sequence counts their positions as owned, so it has the length that it has in the full
+//!   group.
+//! - `attach_window` gives a sequence the last blocks of a prefix hit.
+//! - `link` makes a block findable through the anchor of the full group's block with the same
+//!   positions.
 
 use crate::blocks::BlockCache;
 use crate::blocks::companion_index::CompanionIndex;
@@ -17,13 +20,14 @@ use crate::shared::runs::runs;
 use std::ops::Range;
 
 impl<I: Index> BlockCache<I> {
-    /// Releases the blocks of a sequence below table entry `to`, except released ones. Calls `each`
-    /// with the entry and the block of each that is not the destination of a pending slot copy.
+    /// Releases the blocks of a sequence below table entry `to` that it still holds. Calls
+    /// `on_release` with the entry and the block of each that is not the destination of a pending
+    /// slot copy.
     pub(crate) fn release_leading(
         &mut self,
         id: SeqId,
         to: u32,
-        mut each: impl FnMut(u32, BlockId),
+        mut on_release: impl FnMut(u32, BlockId),
     ) -> Result<(), CacheError> {
         let seq = self.seqs.get_mut(id)?;
         let entries = seq.released..to.max(seq.released);
@@ -34,7 +38,7 @@ impl<I: Index> BlockCache<I> {
         for at in entries.clone() {
             let Some(block) = self.seqs.get(id)?.block(at) else { continue };
             if self.moves.is_empty() || !self.moves.fills(block) {
-                each(at, block);
+                on_release(at, block);
             }
             self.release(last_step, block);
         }
@@ -47,21 +51,19 @@ impl<I: Index> BlockCache<I> {
         Ok(())
     }
 
-    /// The rows of a sequence that have retired and are not released: from the first position to
-    /// the one after the last.
-    pub(crate) fn retired_tail(&self, id: SeqId) -> Result<Range<Position>, CacheError> {
+    /// The positions of a sequence that have retired and are not released.
+    pub(crate) fn retired_rows(&self, id: SeqId) -> Result<Range<Position>, CacheError> {
         let seq = self.seqs.get(id)?;
         let end = seq.retired_next(self.inflight.retired()).min(seq.next);
         Ok(seq.released * self.config.block_size..end)
     }
 
-    /// The sequences that a claimed step names.
+    /// The sequences of the rows of a claimed step.
     pub(crate) fn sequences_of(&self, step: StepId) -> impl Iterator<Item = SeqId> {
         let rows = self.inflight.get(step).map_or(&[][..], |flight| &flight.rows);
         rows.iter().map(|row| row.seq)
     }
 
-    /// The ids of all sequences.
     pub(crate) fn ids(&self) -> impl Iterator<Item = SeqId> {
         self.seqs.iter().map(|(id, _)| id)
     }
@@ -85,7 +87,7 @@ impl<I: Index> BlockCache<I> {
 impl BlockCache<CompanionIndex> {
     /// Makes an empty sequence own the last blocks of a prefix that ends at `next`, a multiple of
     /// the block size. The blocks before them count as released.
-    pub(crate) fn attach_tail(
+    pub(crate) fn attach_window(
         &mut self,
         id: SeqId,
         next: Position,
