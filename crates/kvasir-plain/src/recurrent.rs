@@ -130,8 +130,8 @@ impl<'a> Recurrence<'a> {
             }
             Self::GatedDelta { form, decay, dt_bias } => {
                 let input = DeltaInput::of(form, input);
-                for head in 0..form.value_heads {
-                    let weights = DeltaWeights { decay: decay[head], dt_bias };
+                for (head, &decay) in decay.iter().enumerate() {
+                    let weights = DeltaWeights { decay, dt_bias };
                     input.apply_to_head(form, head, weights, state, readout.as_mut());
                 }
             }
