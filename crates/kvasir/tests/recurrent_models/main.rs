@@ -29,16 +29,27 @@ struct Case {
     expected: Json,
 }
 
-/// The recorded checkpoints with recurrent layers, each on both backends: those of the repository,
-/// or those in the folder `KVASIR_MODELS`.
-fn cases() -> impl Iterator<Item = Case> {
+/// A model of each recurrence, and one with a prediction layer.
+const ONE_PER_RECURRENCE: [&str; 5] = ["falcon_h1", "kimi_linear", "lfm2", "qwen3_5_mtp", "qwen4_exp"];
+
+/// The models for tests of many setups: [`ONE_PER_RECURRENCE`], or all in the folder
+/// `KVASIR_MODELS`.
+fn cases_of_setups() -> impl Iterator<Item = Case> {
+    let takes_all = std::env::var_os("KVASIR_MODELS").is_some();
+    cases(move |name| takes_all || ONE_PER_RECURRENCE.contains(&name))
+}
+
+/// The recorded checkpoints with recurrent layers whose names are `chosen`, each on every backend
+/// that runs it: those of the repository, or those in the folder `KVASIR_MODELS`.
+fn cases(chosen: impl Fn(&str) -> bool) -> impl Iterator<Item = Case> {
     let folder = std::env::var_os("KVASIR_MODELS").map_or_else(|| paths::model(""), Into::into);
     let mut all: Vec<PathBuf> =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     all.retain(|path| path.join("config.json").exists() && path.join("expected.json").exists());
     all.retain(|path| program(path).is_some_and(|(model, _)| model.target.is_recurrent()));
-    all.sort();
     assert!(all.len() >= 10, "only {} recurrent models", all.len());
+    all.retain(|path| chosen(&path.file_name().unwrap().to_string_lossy()));
+    all.sort();
     all.into_iter().flat_map(|path| {
         let (model, checkpoint) = program(&path).unwrap();
         let text = std::fs::read_to_string(path.join("expected.json")).unwrap();
@@ -134,7 +145,7 @@ fn setups(policies: &[&'static str]) -> Vec<Setup> {
 
 #[test]
 fn every_chunk_size_gives_the_recorded_tokens_and_logits() {
-    for case in cases() {
+    for case in cases(|_| true) {
         let setups = [
             (CacheKind::Contiguous, "tokens"),
             (CacheKind::Tree, "whole"),
@@ -171,7 +182,7 @@ fn every_chunk_size_gives_the_recorded_tokens_and_logits() {
 
 #[test]
 fn logits_are_bit_identical_under_every_cache_and_policy() {
-    for case in cases() {
+    for case in cases_of_setups() {
         let all = setups(&["whole", "prefill-first", "chunked", "mixed", "rectangular"]);
         let all = all.into_iter().enumerate().map(|(at, setup)| Setup { overlap: at % 2 == 1, ..setup });
         let coverage = check(&case, all, 1);
@@ -181,7 +192,7 @@ fn logits_are_bit_identical_under_every_cache_and_policy() {
 
 #[test]
 fn preemption_leaves_logits_bit_identical() {
-    for case in cases() {
+    for case in cases_of_setups() {
         let all = setups(&["chunked", "mixed", "rectangular"]).into_iter().enumerate();
         let all = all.map(|(at, setup)| Setup {
             // Slots for one whole sequence and a part of another.
@@ -198,7 +209,7 @@ fn preemption_leaves_logits_bit_identical() {
 
 #[test]
 fn siblings_of_a_recurrent_model_share_their_prompt() {
-    for case in cases() {
+    for case in cases_of_setups() {
         let kinds = [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix];
         let setups =
             kinds.map(|cache| Setup { cache, policy: "mixed", slots: 800, checkpoints: 12, ..ALONE });
@@ -210,7 +221,7 @@ fn siblings_of_a_recurrent_model_share_their_prompt() {
 #[test]
 fn drafts_do_not_change_recurrent_states() {
     let mut with_mtp = 0;
-    for case in cases() {
+    for case in cases_of_setups() {
         let check_drafts = |drafts, policies: &[&'static str]| {
             let setups = setups(policies);
             check(&case, setups.into_iter().map(|setup| Setup { drafts, ..setup }), 1)
