@@ -56,12 +56,8 @@ impl CompressedAttention<'_> {
         for (index, entries) in complete.iter().enumerate() {
             let is_selected = selected.is_none_or(|selected| selected.contains(&entries[0]));
             if is_selected {
-                let previous = index.checked_sub(1).map_or(&[][..], |previous| complete[previous]);
-                let rows = |entries: &[u32]| -> Vec<&[f32]> {
-                    entries.iter().map(|entry| row(entry, Part::Index)).collect()
-                };
-                let first = slot_of(&entries[0]).2;
-                keys.push(self.key_pool.key(&rows(previous), &rows(entries), first, final_len));
+                let row = |entry: &u32| row(entry, Part::Index);
+                keys.push(self.key_pool.key(&complete, index, reads, final_len, row));
             }
         }
         keys

@@ -2,9 +2,9 @@
 
 use crate::attention::Pools;
 use crate::mask::Reads;
-use crate::math::{dot, largest, softmax};
+use crate::math::{dot, largest, rotate_pairs, softmax, turns};
 use crate::pool::Part;
-use kvasir_program::{LayerId, Rope};
+use kvasir_program::{LayerId, Pairs, Rope};
 use std::borrow::Cow;
 
 /// The indexer of one layer.
@@ -26,21 +26,19 @@ pub(crate) struct ResolvedKeyPool<'a> {
 /// A `kvasir_program::KeyPooling` with its weights and RoPE.
 #[derive(Clone, Copy)]
 pub(crate) enum ResolvedPooling<'a> {
-    Gated { bias: &'a [f32] },
+    Gated(GatedValues<'a>),
     Mean { norm: &'a [f32], plus: f32, eps: f32, rope: &'a Rope },
-    Compressed(EntryCompression<'a>),
+    Compressed { values: GatedValues<'a>, norm: &'a [f32], eps: f32, rope: &'a Rope },
 }
 
-/// `kvasir_program::KeyPooling::Compressed` with its weights and RoPE.
+/// The values and gates in a cached row: from element `start`, `parts * dim` values, then as many
+/// gates. `bias` has the biases of the gates, [size, parts * dim].
 #[derive(Clone, Copy)]
-pub(crate) struct EntryCompression<'a> {
+pub(crate) struct GatedValues<'a> {
     pub(crate) start: usize,
     pub(crate) dim: usize,
     pub(crate) parts: usize,
     pub(crate) bias: &'a [f32],
-    pub(crate) norm: &'a [f32],
-    pub(crate) eps: f32,
-    pub(crate) rope: &'a Rope,
 }
 
 impl Indexer<'_> {
@@ -64,9 +62,15 @@ impl Indexer<'_> {
             None => (visible.chunks(1).collect(), &[][..]),
             Some(pool) => pool.split(reads, visible),
         };
+        let row = |entry: &u32| {
+            let (pool, slot, _) = reads.entries[*entry as usize];
+            self.kv_pools.row(self.layer, Part::Index, (pool, slot))
+        };
         let score = |index: usize| {
-            let previous = index.checked_sub(1).map_or(&[][..], |previous| complete[previous]);
-            let key = self.key(reads, previous, complete[index], final_len);
+            let key: Cow<'_, [f32]> = match self.pool {
+                None => row(&complete[index][0]).into(),
+                Some(pool) => pool.key(&complete, index, reads, final_len, row).into(),
+            };
             let heads = q.chunks(key.len()).enumerate();
             let weight = |head: usize| weights.map_or(1.0, |weights| weights[head]);
             heads.map(|(head, q)| weight(head) * dot(q, &key).max(0.0)).sum()
@@ -77,17 +81,6 @@ impl Indexer<'_> {
         let mut entries: Vec<u32> = chosen.flatten().chain(rest).copied().collect();
         entries.sort_unstable();
         entries
-    }
-
-    /// The key of an entry or of a complete pool; `previous` has the entries of the pool before it.
-    fn key(&self, reads: &Reads, previous: &[u32], entries: &[u32], final_len: u32) -> Cow<'_, [f32]> {
-        let row = |entry: &u32| {
-            let (pool, slot, _) = reads.entries[*entry as usize];
-            self.kv_pools.row(self.layer, Part::Index, (pool, slot))
-        };
-        let Some(key_pool) = self.pool else { return row(&entries[0]).into() };
-        let [previous, rows] = [previous, entries].map(|entries| entries.iter().map(row).collect::<Vec<_>>());
-        key_pool.key(&previous, &rows, reads.entries[entries[0] as usize].2, final_len).into()
     }
 }
 
@@ -103,38 +96,41 @@ impl ResolvedKeyPool<'_> {
         (complete, rest)
     }
 
-    /// The key of a complete pool. `rows` and `previous` are the cached rows of its entries and of
-    /// the pool before it; `position` is its first position.
-    pub(crate) fn key(
+    /// The key of the pool `complete[index]`. `row` returns the cached row of an entry.
+    pub(crate) fn key<'r>(
         &self,
-        previous: &[&[f32]],
-        rows: &[&[f32]],
-        position: u32,
+        complete: &[&[u32]],
+        index: usize,
+        reads: &Reads,
         final_len: u32,
+        row: impl Fn(&u32) -> &'r [f32],
     ) -> Vec<f32> {
+        let rows_of = |pool: usize| -> Vec<&'r [f32]> { complete[pool].iter().map(&row).collect() };
+        let rows = rows_of(index);
+        let turns_of = |rope: &Rope| turns(rope, reads.entries[complete[index][0] as usize].2, final_len);
         match self.combine {
-            ResolvedPooling::Gated { bias } => gated_sum(rows, bias, bias.len() / self.size),
+            ResolvedPooling::Gated(values) => values.weighted_sum(&[], &rows),
             ResolvedPooling::Mean { norm, plus, eps, rope } => {
                 let sum = |channel: usize| rows.iter().map(|row| row[channel]).sum::<f32>();
                 let sums = (0..norm.len()).map(|channel| sum(channel) / self.size as f32);
                 let mut key = normed(sums.collect(), norm, plus, eps);
-                let (first, second) = key[..rope.dims()].split_at_mut(rope.dims() / 2);
-                rotate(first.iter_mut().zip(second), rope, position, final_len);
+                rotate_pairs(&mut key[..rope.dims()], &turns_of(rope), Pairs::Half);
                 key
             }
-            ResolvedPooling::Compressed(form) => {
-                let mut key = normed(form.weighted_sum(previous, rows), form.norm, 0.0, form.eps);
-                let start = form.dim - form.rope.dims();
-                let (pairs, _) = key[start..].as_chunks_mut::<2>();
-                rotate(pairs.iter_mut().map(|[a, b]| (a, b)), form.rope, position, final_len);
+            ResolvedPooling::Compressed { values, norm, eps, rope } => {
+                let previous = index.checked_sub(1).map_or_else(Vec::new, rows_of);
+                let mut key = normed(values.weighted_sum(&previous, &rows), norm, 0.0, eps);
+                let start = values.dim - rope.dims();
+                rotate_pairs(&mut key[start..], &turns_of(rope), Pairs::Interleaved);
                 key
             }
         }
     }
 }
 
-impl EntryCompression<'_> {
-    /// Per channel, the sum of values weighted by the softmax of `gate + bias`.
+impl GatedValues<'_> {
+    /// Per channel, the sum of values weighted by the softmax of `gate + bias`. `previous` has the
+    /// rows of the pool before.
     fn weighted_sum(&self, previous: &[&[f32]], rows: &[&[f32]]) -> Vec<f32> {
         let width = self.parts * self.dim;
         // The pool uses the last part of its own rows and, with two parts, the first part of the
@@ -161,30 +157,4 @@ fn normed(mut x: Vec<f32>, norm: &[f32], plus: f32, eps: f32) -> Vec<f32> {
     let factor = 1.0 / (dot(&x, &x) / x.len() as f32 + eps).sqrt();
     x.iter_mut().zip(norm).for_each(|(x, weight)| *x *= factor * (plus + weight));
     x
-}
-
-/// Per channel, the sum of the keys weighted by the softmax of `gate + bias`. A row is a key, then
-/// its gates.
-fn gated_sum(rows: &[&[f32]], bias: &[f32], dim: usize) -> Vec<f32> {
-    let channel = |channel: usize| {
-        let biases = bias.iter().skip(channel).step_by(dim);
-        let mut weights: Vec<f32> =
-            rows.iter().zip(biases).map(|(row, bias)| row[dim + channel] + bias).collect();
-        softmax(&mut weights, None);
-        rows.iter().zip(weights).map(|(row, weight)| weight * row[channel]).sum()
-    };
-    (0..dim).map(channel).collect()
-}
-
-/// Applies RoPE to pairs of elements.
-fn rotate<'a>(
-    pairs: impl Iterator<Item = (&'a mut f32, &'a mut f32)>,
-    rope: &Rope,
-    position: u32,
-    final_len: u32,
-) {
-    for ((a, b), frequency) in pairs.zip(rope.frequencies(final_len)) {
-        let (cos, sin) = rope.turn(*frequency, position);
-        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-    }
 }

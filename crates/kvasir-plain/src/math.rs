@@ -1,5 +1,7 @@
-//! Scalar kernels: dot product, axpy, softmax, top-k. The order of summation depends on lengths
+//! Scalar kernels: dot product, axpy, softmax, top-k, RoPE. The order of summation depends on lengths
 //! only, not on the batch.
+
+use kvasir_program::{Pairs, Rope};
 
 /// Independent accumulators of a dot product, so that the compiler can use SIMD.
 const LANES: usize = 16;
@@ -69,6 +71,24 @@ pub(crate) fn largest(values: &[f32], k: usize) -> Vec<u32> {
     ids.sort_by(|a, b| values[*b as usize].total_cmp(&values[*a as usize]).then(a.cmp(b)));
     ids.truncate(k);
     ids
+}
+
+/// Cosine and sine of each rotated pair at a position.
+pub(crate) fn turns(rope: &Rope, position: u32, final_len: u32) -> Vec<(f32, f32)> {
+    rope.frequencies(final_len).iter().map(|frequency| rope.turn(*frequency, position)).collect()
+}
+
+/// RoPE in place over the rotated elements of one head.
+pub(crate) fn rotate_pairs(x: &mut [f32], turns: &[(f32, f32)], pairs: Pairs) {
+    for (i, (cos, sin)) in turns.iter().enumerate() {
+        let (first, second) = match pairs {
+            Pairs::Half => (i, i + turns.len()),
+            Pairs::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let (a, b) = (x[first], x[second]);
+        x[first] = a * cos - b * sin;
+        x[second] = b * cos + a * sin;
+    }
 }
 
 #[cfg(test)]

@@ -11,9 +11,9 @@ use crate::attention::{Attention, Pools, for_each_query};
 use crate::compressed::{CompressedAttention, VisibleEntries};
 use crate::elementwise::elementwise;
 use crate::expert_parallel::{RoutedRows, expert_parallel_mixture};
-use crate::indexer::{EntryCompression, Indexer, ResolvedKeyPool, ResolvedPooling};
+use crate::indexer::{GatedValues, Indexer, ResolvedKeyPool, ResolvedPooling};
 use crate::mask::Reads;
-use crate::math::dot;
+use crate::math::{dot, rotate_pairs, turns};
 use crate::mixture::{Routes, gated, mixture, route};
 use crate::pool::{Part, Pool};
 use crate::state_pool::StatePool;
@@ -147,12 +147,10 @@ impl<'a> Run<'a> {
         let mut y = std::mem::take(&mut self.memory[buffer]);
         y.clear();
         y.resize(rows * width, 0.0);
-        match op {
-            Op::ShortConv { .. }
-            | Op::GatedDelta { .. }
-            | Op::SelectiveScan { .. }
-            | Op::NgramEmbed { .. } => self.run_recurrent(op, &mut y, width),
-            _ => self.compute(op, &mut y, width)?,
+        if op.state().is_some() {
+            self.run_recurrent(op, &mut y, width);
+        } else {
+            self.compute(op, &mut y, width)?;
         }
         self.memory[buffer] = y;
         Ok(())
@@ -278,9 +276,8 @@ impl<'a> Run<'a> {
                 (_, None) => y.copy_from_slice(self.value(*x)),
             },
             Op::Gather { x, .. } => {
-                let x = self.value(*x);
                 for (y, token) in y.chunks_exact_mut(width).zip(&self.sampled) {
-                    y.copy_from_slice(&x[token * width..(token + 1) * width]);
+                    y.copy_from_slice(self.token(*x, *token));
                 }
             }
             Op::Head { x, matrix, scale, soft_cap, .. } => {
@@ -319,19 +316,9 @@ impl<'a> Run<'a> {
     fn rotate(&self, y: &mut [f32], group: usize, groups: usize, start: usize, rope: &Rope, pairs: Pairs) {
         let positions = self.job.plan.positions.iter().zip(&self.row_of);
         for (heads, (position, row)) in y.chunks_exact_mut(group * groups).zip(positions) {
-            let frequencies = rope.frequencies(self.job.final_lens[*row]);
-            let turns: Vec<(f32, f32)> = frequencies.iter().map(|f| rope.turn(*f, *position)).collect();
+            let turns = turns(rope, *position, self.job.final_lens[*row]);
             for head in heads.chunks_exact_mut(group) {
-                let part = &mut head[start..start + rope.dims()];
-                for (i, (cos, sin)) in turns.iter().enumerate() {
-                    let (first, second) = match pairs {
-                        Pairs::Half => (i, i + turns.len()),
-                        Pairs::Interleaved => (2 * i, 2 * i + 1),
-                    };
-                    let (a, b) = (part[first], part[second]);
-                    part[first] = a * cos - b * sin;
-                    part[second] = b * cos + a * sin;
-                }
+                rotate_pairs(&mut head[start..start + rope.dims()], &turns, pairs);
             }
         }
     }
@@ -353,10 +340,9 @@ impl<'a> Run<'a> {
             sinks,
             kv_pools: self.pools(),
         };
-        let (q, q_width) = (self.value(*q), self.width(*q));
         for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
             let visible = selection.map_or(&visible, |s| &self.selections[&s][token]);
-            let q = &q[token * q_width..(token + 1) * q_width];
+            let q = self.token(*q, token);
             attention.query(reads, visible, q, &mut y[token * width..(token + 1) * width]);
         }
     }
@@ -382,8 +368,7 @@ impl<'a> Run<'a> {
                 position: self.job.plan.positions[token],
                 final_len: self.job.final_lens[self.row_of[token]],
             };
-            let q = &self.value(*q)[token * width..(token + 1) * width];
-            attention.query(&seen, q, &mut y[token * width..(token + 1) * width]);
+            attention.query(&seen, self.token(*q, token), &mut y[token * width..(token + 1) * width]);
         }
     }
 
@@ -391,15 +376,18 @@ impl<'a> Run<'a> {
     fn resolve_key_pool(&self, pool: KeyPool) -> ResolvedKeyPool<'_> {
         let w = self.job.weights;
         let combine = match pool.combine {
-            KeyPooling::Gated { bias } => ResolvedPooling::Gated { bias: w.get(bias) },
+            KeyPooling::Gated { bias } => {
+                let bias = w.get(bias);
+                ResolvedPooling::Gated(GatedValues { start: 0, dim: bias.len() / pool.size, parts: 1, bias })
+            }
             KeyPooling::Mean { norm, plus, eps, rope } => {
                 let rope = &self.job.program.ropes[rope.0 as usize];
                 ResolvedPooling::Mean { norm: w.get(norm), plus, eps, rope }
             }
             KeyPooling::Compressed { start, dim, parts, bias, norm, eps, rope } => {
                 let rope = &self.job.program.ropes[rope.0 as usize];
-                let (bias, norm) = (w.get(bias), w.get(norm));
-                ResolvedPooling::Compressed(EntryCompression { start, dim, parts, bias, norm, eps, rope })
+                let values = GatedValues { start, dim, parts, bias: w.get(bias) };
+                ResolvedPooling::Compressed { values, norm: w.get(norm), eps, rope }
             }
         };
         ResolvedKeyPool { size: pool.size, combine }

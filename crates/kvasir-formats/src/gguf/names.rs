@@ -19,7 +19,7 @@ pub(crate) enum HfName {
 /// Tensor naming of one architecture.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Naming {
-    own: &'static [TensorName],
+    own: &'static [&'static [TensorName]],
 }
 
 /// A layer's tensor name: the layer's number and the rest.
@@ -49,8 +49,9 @@ impl Naming {
 
     /// The architecture's names, and those common ones that it does not hide.
     fn names(self) -> impl Iterator<Item = &'static TensorName> {
-        let hidden = move |name: &TensorName| self.own.iter().any(|own| gguf_side(own) == gguf_side(name));
-        self.own.iter().chain(COMMON_TENSORS.iter().filter(move |name| !hidden(name)))
+        let own = move || self.own.iter().copied().flatten();
+        let hidden = move |name: &TensorName| own().any(|own| gguf_side(own) == gguf_side(name));
+        own().chain(COMMON_TENSORS.iter().filter(move |name| !hidden(name)))
     }
 
     /// GGUF name of a Hugging Face tensor, and its expert number if it belongs to a stack.
@@ -130,7 +131,7 @@ mod tests {
                 let (back, of_stack) = naming.to_gguf(&hf).unwrap();
                 // Where an architecture gives a common Hugging Face name another GGUF name, the
                 // common GGUF name is still read.
-                let own = naming.own.iter().any(|own| back.contains(gguf_side(own)));
+                let own = naming.own.iter().copied().flatten().any(|own| back.contains(gguf_side(own)));
                 assert!(back == gguf || own, "{}: {gguf} becomes {hf}, then {back}", architecture.name());
                 assert_eq!(of_stack, expert, "{}: {hf}", architecture.name());
             }

@@ -39,7 +39,7 @@ pub(crate) static BERT: Architecture = Architecture {
         names: &["bert"],
         written: |_| "bert",
         claims: |_| true,
-        tensors: &[
+        tensors: &[&[
             Outside("token_embd.weight", "model.embeddings.word_embeddings.weight"),
             Outside("position_embd.weight", POSITIONS),
             Outside("token_types.weight", "model.embeddings.token_type_embeddings.weight"),
@@ -57,11 +57,11 @@ pub(crate) static BERT: Architecture = Architecture {
             Outside("cls.bias", "classifier.dense.bias"),
             Outside("cls.output.weight", "classifier.out_proj.weight"),
             Outside("cls.output.bias", "classifier.out_proj.bias"),
-        ],
-        transforms: &[StoredAs {
+        ]],
+        transforms: &[&[StoredAs {
             tensors: "position_embeddings.weight",
             transform: Transform::SkipPaddingRows,
-        }],
+        }]],
         rules: &[POOLING, BIDIRECTIONAL, EMBEDDING_TABLES],
     },
     models: "all-MiniLM, BGE, E5, Granite Embedding; rerankers based on them",
@@ -77,9 +77,7 @@ const POSITIONS: &str = "model.embeddings.position_embeddings.weight";
 
 fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
-    if let Some(other) = c.text("position_embedding_type")?.filter(|kind| *kind != "absolute") {
-        return Err(c.bad("position_embedding_type", format!("is {other:?}, only \"absolute\" is supported")));
-    }
+    c.require_text("position_embedding_type", "absolute")?;
     let eps = c.amount_or("layer_norm_eps", 1e-12)?;
     let x = embeddings(b, eps)?;
     let layer = BertLayer {

@@ -12,8 +12,7 @@ use crate::builder::Builder;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::gguf::experts::{EXPERT_WIDTH, EXPERTS, GROUPED, SIGMOID_SCORES};
-use crate::gguf::latent::{INDEXER, LATENT};
-use crate::gguf::tensor_name::TensorName::Stem;
+use crate::gguf::latent::{INDEXER, INDEXER_TENSORS, LATENT};
 use crate::gguf::transform::SPLIT_LATENT;
 use crate::ir::rope::RopeId;
 use crate::ir::value::ValueId;
@@ -29,7 +28,7 @@ pub(crate) static DEEPSEEK_V3: Architecture = Architecture {
         written: |_| "deepseek2",
         claims: |_| true,
         tensors: &[],
-        transforms: SPLIT_LATENT,
+        transforms: &[SPLIT_LATENT],
         rules: &[EXPERTS, EXPERT_WIDTH, SIGMOID_SCORES, GROUPED, LATENT],
     },
     models: "DeepSeek-V3, R1",
@@ -48,13 +47,8 @@ pub(crate) static DEEPSEEK_V32: Architecture = Architecture {
         names: &["deepseek32"],
         written: |_| "deepseek32",
         claims: |_| true,
-        tensors: &[
-            Stem("indexer.attn_q_b", "self_attn.indexer.wq_b"),
-            Stem("indexer.attn_k", "self_attn.indexer.wk"),
-            Stem("indexer.k_norm", "self_attn.indexer.k_norm"),
-            Stem("indexer.proj", "self_attn.indexer.weights_proj"),
-        ],
-        transforms: SPLIT_LATENT,
+        tensors: &[INDEXER_TENSORS],
+        transforms: &[SPLIT_LATENT],
         rules: &[EXPERTS, EXPERT_WIDTH, SIGMOID_SCORES, GROUPED, LATENT, INDEXER],
     },
     models: "DeepSeek-V3.2",

@@ -34,12 +34,12 @@ pub(crate) static GEMMA3: Architecture = Architecture {
         names: &["gemma3"],
         written: |_| "gemma3",
         claims: |_| true,
-        tensors: &[
+        tensors: &[&[
             Stem("post_attention_norm", "post_attention_layernorm"),
             Stem("ffn_norm", "pre_feedforward_layernorm"),
             Stem("post_ffw_norm", "post_feedforward_layernorm"),
-        ],
-        transforms: &[StoredAs { tensors: "norm.weight", transform: Transform::PlusOne }],
+        ]],
+        transforms: &[&[StoredAs { tensors: "norm.weight", transform: Transform::PlusOne }]],
         rules: &[
             HEADS,
             WINDOW,

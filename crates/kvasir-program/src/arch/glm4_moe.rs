@@ -27,7 +27,7 @@ pub(crate) static GLM4_MOE: Architecture = Architecture {
         names: &["glm4moe"],
         written: |_| "glm4moe",
         claims: |_| true,
-        tensors: &[Stem("post_attention_norm", "post_attention_layernorm")],
+        tensors: &[&[Stem("post_attention_norm", "post_attention_layernorm")]],
         transforms: &[],
         rules: &[
             HEADS,

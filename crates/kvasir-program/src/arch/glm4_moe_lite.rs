@@ -27,7 +27,7 @@ pub(crate) static GLM4_MOE_LITE: Architecture = Architecture {
         written: |_| "deepseek2",
         claims,
         tensors: &[],
-        transforms: SPLIT_LATENT,
+        transforms: &[SPLIT_LATENT],
         rules: &[EXPERTS, EXPERT_WIDTH, SIGMOID_SCORES, GROUPED, LATENT],
     },
     models: "GLM-4.7-Flash",

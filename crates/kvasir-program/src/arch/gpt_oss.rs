@@ -34,12 +34,12 @@ pub(crate) static GPT_OSS: Architecture = Architecture {
         names: &["gpt-oss"],
         written: |_| "gpt-oss",
         claims: |_| true,
-        tensors: &[
+        tensors: &[&[
             Stem("post_attention_norm", "post_attention_layernorm"),
             Stem("ffn_gate_inp", "mlp.router"),
             Irregular("attn_sinks.weight", "self_attn.sinks"),
-        ],
-        transforms: &[StoredAs { tensors: ".mlp.experts.", transform: Transform::SplitExperts }],
+        ]],
+        transforms: &[&[StoredAs { tensors: ".mlp.experts.", transform: Transform::SplitExperts }]],
         rules: &[
             HEADS,
             WINDOW,

@@ -13,11 +13,12 @@ use crate::builder::Builder;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::gguf::experts::{EXPERT_WIDTH, EXPERTS, GROUPED, SIGMOID_SCORES};
-use crate::gguf::kimi_delta::{read_delta, write_delta};
+use crate::gguf::kimi_delta::{KDA_TENSORS, read_delta, write_delta};
 use crate::gguf::latent::LATENT;
 use crate::gguf::rule::{Absent, Constant, Rule};
+use crate::gguf::tensor_name::BLOCK_SPARSE;
 use crate::gguf::tensor_name::TensorName::{Irregular, Stem};
-use crate::gguf::transform::{StoredAs, Transform};
+use crate::gguf::transform::{SPLIT_LATENT, StoredAs, Transform};
 use serde_json::{Map, Value as Json};
 
 pub(crate) static KIMI_LINEAR: Architecture = Architecture {
@@ -30,29 +31,18 @@ pub(crate) static KIMI_LINEAR: Architecture = Architecture {
         written: |_| "kimi-linear",
         claims: |_| true,
         tensors: &[
-            Stem("ssm_conv1d_q", "self_attn.q_conv1d"),
-            Stem("ssm_conv1d_k", "self_attn.k_conv1d"),
-            Stem("ssm_conv1d_v", "self_attn.v_conv1d"),
-            Stem("ssm_f_a", "self_attn.f_a_proj"),
-            Stem("ssm_f_b", "self_attn.f_b_proj"),
-            Stem("ssm_g_a", "self_attn.g_a_proj"),
-            Stem("ssm_g_b", "self_attn.g_b_proj"),
-            Stem("ssm_beta", "self_attn.b_proj"),
-            Irregular("ssm_a", "self_attn.A_log"),
-            Irregular("ssm_dt.bias", "self_attn.dt_bias"),
-            Stem("ssm_norm", "self_attn.o_norm"),
-            Stem("ffn_gate_inp", "block_sparse_moe.gate"),
-            Stem("ffn_gate_exps", "block_sparse_moe.experts.{}.w1"),
-            Stem("ffn_up_exps", "block_sparse_moe.experts.{}.w3"),
-            Stem("ffn_down_exps", "block_sparse_moe.experts.{}.w2"),
-            Irregular("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
-            Stem("ffn_gate_shexp", "block_sparse_moe.shared_experts.gate_proj"),
-            Stem("ffn_up_shexp", "block_sparse_moe.shared_experts.up_proj"),
-            Stem("ffn_down_shexp", "block_sparse_moe.shared_experts.down_proj"),
+            KDA_TENSORS,
+            BLOCK_SPARSE,
+            &[
+                Irregular("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
+                Stem("ffn_gate_shexp", "block_sparse_moe.shared_experts.gate_proj"),
+                Stem("ffn_up_shexp", "block_sparse_moe.shared_experts.up_proj"),
+                Stem("ffn_down_shexp", "block_sparse_moe.shared_experts.down_proj"),
+            ],
         ],
         transforms: &[
-            StoredAs { tensors: "self_attn.kv_b_proj.weight", transform: Transform::SplitLatent },
-            StoredAs { tensors: "self_attn.A_log", transform: Transform::DecayRate { column: true } },
+            SPLIT_LATENT,
+            &[StoredAs { tensors: "self_attn.A_log", transform: Transform::DecayRate { column: true } }],
         ],
         rules: &[EXPERTS, EXPERT_WIDTH, SIGMOID_SCORES, GROUPED, LATENT, KDA],
     },
@@ -94,9 +84,7 @@ fn defaults(config: &mut Map<String, Json>) {
 
 fn target(b: &mut Builder<'_>) -> Result<()> {
     let c = b.config;
-    if !c.flag_or("mla_use_nope", true)? {
-        return Err(c.bad("mla_use_nope", "is false, only true is supported"));
-    }
+    c.require_true("mla_use_nope")?;
     let (norms, is_kda) = (Norms::rms(c)?, kda_layers(c)?);
     let (delta, latent) = (KimiDelta::read(c)?, Latent::read(c)?);
     let experts = Grouped::read(c)?.with_mixtral_names();

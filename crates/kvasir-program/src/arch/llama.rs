@@ -24,7 +24,7 @@ pub(crate) static LLAMA: Architecture = Architecture {
         written: |_| "llama",
         claims: |_| true,
         tensors: &[],
-        transforms: INTERLEAVED,
+        transforms: &[INTERLEAVED],
         rules: &[HEADS, QKV_BIAS, &[Rule::HasTensor { config: "mlp_bias", tensor: "blk.0.ffn_gate.bias" }]],
     },
     models: "Llama 2 and 3 and derivatives",

@@ -18,7 +18,8 @@ use crate::gguf::Gguf;
 use crate::gguf::experts::{EXPERTS, SIGMOID_SCORES};
 use crate::gguf::heads::HEADS;
 use crate::gguf::rule::{Absent, Rule};
-use crate::gguf::tensor_name::TensorName::{Irregular, Stem};
+use crate::gguf::tensor_name::BLOCK_SPARSE;
+use crate::gguf::tensor_name::TensorName::Irregular;
 use crate::ir::moe::{Routing, Score};
 use serde_json::{Map, Value as Json};
 
@@ -32,11 +33,8 @@ pub(crate) static MINIMAX_M2: Architecture = Architecture {
         written: |_| "minimax-m2",
         claims: |_| true,
         tensors: &[
-            Stem("ffn_gate_inp", "block_sparse_moe.gate"),
-            Stem("ffn_gate_exps", "block_sparse_moe.experts.{}.w1"),
-            Stem("ffn_up_exps", "block_sparse_moe.experts.{}.w3"),
-            Stem("ffn_down_exps", "block_sparse_moe.experts.{}.w2"),
-            Irregular("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
+            BLOCK_SPARSE,
+            &[Irregular("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias")],
         ],
         transforms: &[],
         rules: &[
@@ -86,7 +84,7 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     let experts = Routed {
         count: c.number("num_local_experts")?,
         inner: c.size("intermediate_size")?,
-        names: ["w1", "w3", "w2"],
+        names: Routed::MIXTRAL_NAMES,
         activation: activation(c)?,
         correction,
         routing,
@@ -102,11 +100,8 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
 
 /// Refuses what the class can say and no published model does.
 fn check_supported(c: Config<'_>) -> Result<()> {
-    for (key, only) in [("scoring_func", "sigmoid"), ("qk_norm_type", "per_layer")] {
-        if let Some(other) = c.text(key)?.filter(|value| *value != only) {
-            return Err(c.bad(key, format!("is {other:?}, only {only:?} is supported")));
-        }
-    }
+    c.require_text("scoring_func", "sigmoid")?;
+    c.require_text("qk_norm_type", "per_layer")?;
     if let Some(other) = c.counts("attn_type_list")?.into_iter().find(|kind| *kind != 1) {
         return Err(c.bad("attn_type_list", format!("has {other}: linear attention is not supported")));
     }

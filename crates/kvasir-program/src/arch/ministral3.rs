@@ -31,7 +31,7 @@ pub(crate) static MINISTRAL3: Architecture = Architecture {
         written: |_| "mistral3",
         claims: |_| true,
         tensors: &[],
-        transforms: INTERLEAVED,
+        transforms: &[INTERLEAVED],
         rules: &[HEADS, &[Rule::Code { read: read_growth, write: write_growth }]],
     },
     models: "Ministral 3, Mistral 3",

@@ -29,7 +29,7 @@ pub(crate) static MISTRAL: Architecture = Architecture {
         written: |_| "llama",
         claims: |_| true,
         tensors: &[],
-        transforms: INTERLEAVED,
+        transforms: &[INTERLEAVED],
         rules: &[HEADS],
     },
     models: "Mistral, Ministral 8B",

@@ -27,8 +27,8 @@ pub(crate) static MIXTRAL: Architecture = Architecture {
         names: &["llama"],
         written: |_| "llama",
         claims: |file| file.value("expert_count").and_then(|count| count.as_u64()).unwrap_or(0) > 0,
-        tensors: &BLOCK_SPARSE,
-        transforms: INTERLEAVED,
+        tensors: &[BLOCK_SPARSE],
+        transforms: &[INTERLEAVED],
         rules: &[HEADS, EXPERTS],
     },
     models: "Mixtral",
@@ -44,7 +44,8 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     let (count, inner) = (c.number("num_local_experts")?, c.size("intermediate_size")?);
     let activation = activation(c)?;
     let routing = by_softmax(c.size("num_experts_per_tok")?, true);
-    let experts = Routed { count, inner, names: ["w1", "w3", "w2"], activation, correction: None, routing };
+    let experts =
+        Routed { count, inner, names: Routed::MIXTRAL_NAMES, activation, correction: None, routing };
     let rope = attention.rope(b, RopeConfig::read(c)?, 1.0)?;
     decoder(b, 1.0, norms, |b, i, x| {
         let attend = |b: &mut Builder<'_>, h| attention.build(b, i, h, rope, window);

@@ -35,7 +35,7 @@ pub(crate) static MODERN_BERT: Architecture = Architecture {
         names: &["modern-bert"],
         written: |_| "modern-bert",
         claims: |_| true,
-        tensors: &[
+        tensors: &[&[
             Outside("token_embd.weight", "model.embeddings.tok_embeddings.weight"),
             Outside("token_embd_norm.weight", "model.embeddings.norm.weight"),
             Outside("output_norm.weight", "model.final_norm.weight"),
@@ -50,7 +50,7 @@ pub(crate) static MODERN_BERT: Architecture = Architecture {
             Outside("cls.norm.weight", "classifier.norm.weight"),
             Outside("cls.output.weight", "classifier.out_proj.weight"),
             Outside("cls.output.bias", "classifier.out_proj.bias"),
-        ],
+        ]],
         transforms: &[],
         rules: &[POOLING, BIDIRECTIONAL, LOCAL_ATTENTION],
     },

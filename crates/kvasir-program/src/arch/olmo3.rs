@@ -26,10 +26,10 @@ pub(crate) static OLMO3: Architecture = Architecture {
         names: &["olmo2"],
         written: |_| "olmo2",
         claims: |_| true,
-        tensors: &[
+        tensors: &[&[
             Stem("post_attention_norm", "post_attention_layernorm"),
             Stem("post_ffw_norm", "post_feedforward_layernorm"),
-        ],
+        ]],
         transforms: &[],
         rules: &[
             HEADS,

@@ -25,7 +25,7 @@ pub(crate) static PHI3: Architecture = Architecture {
         names: &["phi3"],
         written: |_| "phi3",
         claims: |_| true,
-        tensors: &[Stem("ffn_up", "mlp.gate_up_proj")],
+        tensors: &[&[Stem("ffn_up", "mlp.gate_up_proj")]],
         transforms: &[],
         rules: &[
             HEADS,

@@ -27,7 +27,7 @@ pub(crate) static SMOLLM3: Architecture = Architecture {
         written: |_| "smollm3",
         claims: |_| true,
         tensors: &[],
-        transforms: INTERLEAVED,
+        transforms: &[INTERLEAVED],
         // GGUF has no key for the layers without RoPE: its readers take every fourth.
         rules: &[HEADS, QKV_BIAS, &[Rule::HasTensor { config: "mlp_bias", tensor: "blk.0.ffn_gate.bias" }]],
     },

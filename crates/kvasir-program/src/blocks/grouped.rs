@@ -26,11 +26,8 @@ pub(crate) struct Grouped {
 
 impl Grouped {
     pub(crate) fn read(config: Config<'_>) -> Result<Self> {
-        for (key, only) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
-            if let Some(other) = config.text(key)?.filter(|v| *v != only) {
-                return Err(config.bad(key, format!("is {other:?}, only {only:?} is supported")));
-            }
-        }
+        config.require_text("scoring_func", "sigmoid")?;
+        config.require_text("topk_method", "noaux_tc")?;
         let groups = Groups { count: config.size_or("n_group", 1)?, keep: config.size_or("topk_group", 1)? };
         let (first, every) = (config.count("first_k_dense_replace")?, config.size_or("moe_layer_freq", 1)?);
         let (count, top_k) = (config.number("n_routed_experts")?, config.size("num_experts_per_tok")?);
@@ -54,7 +51,7 @@ impl Grouped {
     /// Uses the tensor names of Mixtral: `block_sparse_moe` and `w1`, `w3`, `w2`. Dense layers and
     /// shared experts keep the default names.
     pub(crate) fn with_mixtral_names(self) -> Self {
-        let experts = Routed { names: ["w1", "w3", "w2"], ..self.experts };
+        let experts = Routed { names: Routed::MIXTRAL_NAMES, ..self.experts };
         Self { experts, block: "block_sparse_moe", ..self }
     }
 

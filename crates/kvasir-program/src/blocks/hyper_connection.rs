@@ -29,13 +29,8 @@ const MAX_STREAMS_AND_ITERATIONS: usize = 64;
 
 impl HyperConnections {
     pub(crate) fn read(c: Config<'_>) -> Result<Self> {
-        let bounded = |key: &str| match c.size(key)? {
-            n if n > MAX_STREAMS_AND_ITERATIONS => {
-                Err(c.bad(key, format!("is {n}, more than {MAX_STREAMS_AND_ITERATIONS}")))
-            }
-            n => Ok(n),
-        };
-        let (streams, iterations) = (bounded("hc_mult")?, bounded("hc_sinkhorn_iters")?);
+        let streams = c.at_most("hc_mult", MAX_STREAMS_AND_ITERATIONS)?;
+        let iterations = c.at_most("hc_sinkhorn_iters", MAX_STREAMS_AND_ITERATIONS)?;
         let (eps, norm_eps) = (c.amount_or("hc_eps", 1e-6)?, c.amount_or("rms_norm_eps", 1e-6)?);
         Ok(Self { streams, iterations, eps, norm_eps })
     }
@@ -43,20 +38,8 @@ impl HyperConnections {
     /// Joins the streams to the input of the final norm, their weighted sum. Tensor names start
     /// with `name`.
     pub(crate) fn join(&self, b: &mut Builder<'_>, name: &str, streams: ValueId) -> Result<ValueId> {
-        let (count, inputs) = (self.streams, b.width(streams));
-        let normed = b.unweighted_rms(streams, 1, self.norm_eps)?;
-        let matrix = b.weight(&format!("{name}_fn"), &[count, inputs], Role::Router)?;
-        let projected = b.linear(normed, Matrix::whole(matrix, count, inputs))?;
-        let form = HyperForm {
-            streams: count,
-            iterations: self.iterations,
-            is_join: true,
-            eps: self.eps as f32,
-            scale: b.weight(&format!("{name}_scale"), &[1], Role::Router)?,
-            base: b.weight(&format!("{name}_base"), &[count], Role::Router)?,
-        };
-        let weights = b.hyper_connection(projected, form)?;
-        b.mix_streams(streams, weights, count)
+        let weights = self.weights(b, name, streams, true)?;
+        b.mix_streams(streams, weights, self.streams)
     }
 
     /// Wraps a sublayer in its hyper-connection, whose tensor names start with `name`.
@@ -67,25 +50,31 @@ impl HyperConnections {
         streams: ValueId,
         sublayer: impl FnOnce(&mut Builder<'a>, ValueId) -> Result<ValueId>,
     ) -> Result<ValueId> {
-        let (count, width) = (self.streams, HyperForm::width(self.streams));
-        let inputs = b.width(streams);
-        let normed = b.unweighted_rms(streams, 1, self.norm_eps)?;
-        let matrix = b.weight(&format!("{name}_fn"), &[width, inputs], Role::Router)?;
-        let projected = b.linear(normed, Matrix::whole(matrix, width, inputs))?;
-        let form = HyperForm {
-            streams: count,
-            iterations: self.iterations,
-            is_join: false,
-            eps: self.eps as f32,
-            scale: b.weight(&format!("{name}_scale"), &[3], Role::Router)?,
-            base: b.weight(&format!("{name}_base"), &[width], Role::Router)?,
-        };
-        let weights = b.hyper_connection(projected, form)?;
+        let count = self.streams;
+        let weights = self.weights(b, name, streams, false)?;
         let [pre, post] = [0, count].map(|start| b.slice(weights, 1, start, count));
         let mixing = b.slice(weights, 1, 2 * count, count * count)?;
         let x = b.mix_streams(streams, pre?, count)?;
         let y = sublayer(b, x)?;
         let (scaled, mixed) = (b.mix_streams(y, post?, 1)?, b.mix_streams(streams, mixing, count)?);
         b.add(scaled, mixed)
+    }
+
+    /// Computes the weights of a hyper-connection from the streams.
+    fn weights(&self, b: &mut Builder<'_>, name: &str, streams: ValueId, is_join: bool) -> Result<ValueId> {
+        let (width, inputs) = (HyperForm::width(self.streams, is_join), b.width(streams));
+        let normed = b.unweighted_rms(streams, 1, self.norm_eps)?;
+        let matrix = b.weight(&format!("{name}_fn"), &[width, inputs], Role::Router)?;
+        let projected = b.linear(normed, Matrix::whole(matrix, width, inputs))?;
+        let scales = if is_join { 1 } else { 3 };
+        let form = HyperForm {
+            streams: self.streams,
+            iterations: self.iterations,
+            is_join,
+            eps: self.eps as f32,
+            scale: b.weight(&format!("{name}_scale"), &[scales], Role::Router)?,
+            base: b.weight(&format!("{name}_base"), &[width], Role::Router)?,
+        };
+        b.hyper_connection(projected, form)
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct KimiDelta {
 impl KimiDelta {
     /// Reads `linear_attn_config`.
     pub(crate) fn read(c: Config<'_>) -> Result<Self> {
-        let linear = c.object(LINEAR_ATTN_CONFIG)?.ok_or_else(|| c.bad(LINEAR_ATTN_CONFIG, "is missing"))?;
+        let linear = linear_attn_config(c)?;
         Ok(Self {
             heads: linear.size("num_heads")?,
             head_dim: linear.size("head_dim")?,
@@ -102,10 +102,15 @@ impl KimiDelta {
 /// Config key of the settings of KDA.
 pub(crate) const LINEAR_ATTN_CONFIG: &str = "linear_attn_config";
 
+/// The settings of KDA; fails if there are none.
+pub(crate) fn linear_attn_config(c: Config<'_>) -> Result<Config<'_>> {
+    c.object(LINEAR_ATTN_CONFIG)?.ok_or_else(|| c.bad(LINEAR_ATTN_CONFIG, "is missing"))
+}
+
 /// Whether each layer is KDA, from the lists `kda_layers` and `full_attn_layers`, whose layer
 /// numbers start at 1.
 pub(crate) fn kda_layers(c: Config<'_>) -> Result<Vec<bool>> {
-    let linear = c.object(LINEAR_ATTN_CONFIG)?.ok_or_else(|| c.bad(LINEAR_ATTN_CONFIG, "is missing"))?;
+    let linear = linear_attn_config(c)?;
     let (kda, full) = (linear.counts("kda_layers")?, linear.counts("full_attn_layers")?);
     let of_layer = |number: usize| match (kda.contains(&number), full.contains(&number)) {
         (true, true) => {

@@ -25,6 +25,9 @@ impl Routed {
     /// The usual tensor names.
     pub(crate) const NAMES: [&'static str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
+    /// The tensor names of Mixtral.
+    pub(crate) const MIXTRAL_NAMES: [&'static str; 3] = ["w1", "w3", "w2"];
+
     /// The usual tensor name of the correction bias.
     pub(crate) const CORRECTION: &'static str = "gate.e_score_correction_bias";
 

@@ -67,9 +67,14 @@ impl<'a> Config<'a> {
 
     /// The number of layers, experts or groups: at least 1, at most `MAX_COUNT`.
     pub(crate) fn number(&self, key: &str) -> Result<usize> {
+        self.at_most(key, MAX_COUNT)
+    }
+
+    /// A size of at least 1 and at most `most`.
+    pub(crate) fn at_most(&self, key: &str, most: usize) -> Result<usize> {
         match self.size(key)? {
-            n @ 1..=MAX_COUNT => Ok(n),
-            n => Err(self.bad(key, format!("is {n}, more than {MAX_COUNT}"))),
+            n if n > most => Err(self.bad(key, format!("is {n}, more than {most}"))),
+            n => Ok(n),
         }
     }
 
@@ -133,6 +138,19 @@ impl<'a> Config<'a> {
             Some(value) => {
                 value.as_str().map(Some).ok_or_else(|| self.bad(key, format!("is {value}, not a string")))
             }
+        }
+    }
+
+    /// Fails if a flag, true by default, is false.
+    pub(crate) fn require_true(&self, key: &str) -> Result<()> {
+        if self.flag_or(key, true)? { Ok(()) } else { Err(self.bad(key, "is false, only true is supported")) }
+    }
+
+    /// Fails if a string is present and differs from `only`.
+    pub(crate) fn require_text(&self, key: &str, only: &str) -> Result<()> {
+        match self.text(key)?.filter(|value| *value != only) {
+            None => Ok(()),
+            Some(other) => Err(self.bad(key, format!("is {other:?}, only {only:?} is supported"))),
         }
     }
 

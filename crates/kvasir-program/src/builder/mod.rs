@@ -199,10 +199,10 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Lets the checkpoint contain tensors that the program does not read, by prefix of their names.
-    pub(crate) fn ignore_tensors(&mut self, prefix: &str) {
+    /// Lets the checkpoint contain tensors that the program does not read.
+    pub(crate) fn ignore_tensors(&mut self, is_ignored: impl Fn(&str) -> bool) {
         let names = self.source.tensors.iter().flat_map(|tensors| tensors.keys());
-        self.unread.extend(names.filter(|name| name.starts_with(prefix)).cloned());
+        self.unread.extend(names.filter(|name| is_ignored(name)).cloned());
     }
 
     /// Fails unless two widths agree; `what` is the config key to blame.

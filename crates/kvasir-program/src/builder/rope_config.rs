@@ -43,19 +43,19 @@ impl<'a> RopeConfig<'a> {
     }
 
     fn with_theta(self, key: &str, default: f64) -> Result<Self> {
-        let theta = match self.float("rope_theta")? {
-            Some(theta) => theta,
-            None => self.top.float_or(key, default)?,
-        };
-        if theta <= 1.0 {
-            return Err(self.top.bad(key, format!("is {theta}, not a base above 1")));
+        match self.float("rope_theta")? {
+            Some(theta) => self.with_checked_theta(key, theta),
+            None => self.with_base(key, default),
         }
-        Ok(Self { theta, ..self })
     }
 
     /// Reads the base from the config key `key`; keeps the scaling.
     pub(crate) fn with_base(self, key: &str, default: f64) -> Result<Self> {
         let theta = self.top.float_or(key, default)?;
+        self.with_checked_theta(key, theta)
+    }
+
+    fn with_checked_theta(self, key: &str, theta: f64) -> Result<Self> {
         if theta <= 1.0 {
             return Err(self.top.bad(key, format!("is {theta}, not a base above 1")));
         }

@@ -49,7 +49,7 @@ impl Builder<'_> {
 
     /// Computes the weights of a hyper-connection from their projections `x`.
     pub(crate) fn hyper_connection(&mut self, x: ValueId, form: HyperForm) -> Result<ValueId> {
-        let width = if form.is_join { form.streams } else { HyperForm::width(form.streams) };
+        let width = HyperForm::width(form.streams, form.is_join);
         self.same(self.width(x), width, "hc_mult")?;
         Ok(self.numbers(width, |out| Op::HyperConnection { x, form, out }))
     }

@@ -1,4 +1,5 @@
-//! Metadata of multi-head latent attention (MLA) and of the sparse-attention indexer.
+//! Metadata of multi-head latent attention (MLA), and metadata and tensors of the sparse-attention
+//! indexer.
 //!
 //! GGUF describes MLA in its absorbed form, with one K/V head, and its heads under keys of their
 //! own (`…_mla`).
@@ -6,6 +7,7 @@
 use crate::error::Result;
 use crate::gguf::reader::ConfigReader;
 use crate::gguf::rule::{Absent, Constant, Rule};
+use crate::gguf::tensor_name::TensorName::{self, Stem};
 use crate::gguf::writer::MetadataWriter;
 use serde_json::Value as Json;
 
@@ -21,6 +23,13 @@ pub(crate) const INDEXER: &[Rule] = &[
     Rule::count("attention.indexer.head_count", "index_n_heads", Absent::Fail),
     Rule::count("attention.indexer.key_length", "index_head_dim", Absent::Fail),
     Rule::count("attention.indexer.top_k", "index_topk", Absent::Fail),
+];
+
+pub(crate) const INDEXER_TENSORS: &[TensorName] = &[
+    Stem("indexer.attn_q_b", "self_attn.indexer.wq_b"),
+    Stem("indexer.attn_k", "self_attn.indexer.wk"),
+    Stem("indexer.k_norm", "self_attn.indexer.k_norm"),
+    Stem("indexer.proj", "self_attn.indexer.weights_proj"),
 ];
 
 fn read(r: &mut ConfigReader<'_>) -> Result<()> {

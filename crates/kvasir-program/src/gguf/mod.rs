@@ -45,9 +45,9 @@ pub struct Gguf {
     /// a name; the first that claims a file gets it.
     pub(crate) claims: fn(&dyn Metadata) -> bool,
     /// Tensor names beside the common ones, which they hide.
-    pub tensors: &'static [TensorName],
-    /// Tensors whose values differ from the Hugging Face ones.
-    pub transforms: &'static [StoredAs],
+    pub tensors: &'static [&'static [TensorName]],
+    /// Tensors whose values differ from the Hugging Face ones; the first that matches applies.
+    pub transforms: &'static [&'static [StoredAs]],
     /// Metadata keys and config keys, beside the common ones; applied in order, after those.
     pub(crate) rules: &'static [&'static [Rule]],
 }
@@ -85,13 +85,17 @@ impl Gguf {
     /// The deviations of a file from the Hugging Face layout.
     pub fn layout(&self, file: &dyn Metadata) -> Layout {
         let mut layout = Layout::default();
-        self.transforms.iter().for_each(|stored| stored.transform.mark(&mut layout, file));
+        self.all_transforms().for_each(|stored| stored.transform.mark(&mut layout, file));
         layout
     }
 
     /// How the values of a tensor of this Hugging Face name change on the way to GGUF.
     pub fn transform(&self, tensor: &str) -> Option<transform::Transform> {
-        self.transforms.iter().find(|stored| tensor.contains(stored.tensors)).map(|stored| stored.transform)
+        self.all_transforms().find(|stored| tensor.contains(stored.tensors)).map(|stored| stored.transform)
+    }
+
+    fn all_transforms(&self) -> impl Iterator<Item = &'static StoredAs> {
+        self.transforms.iter().copied().flatten()
     }
 
     fn all_rules(&self) -> impl Iterator<Item = &'static Rule> {

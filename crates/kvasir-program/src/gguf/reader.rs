@@ -5,7 +5,7 @@ use crate::gguf::metadata::Metadata;
 use serde_json::{Map, Value as Json};
 
 /// Upper bound of layers in per-layer lists, whatever the file says.
-pub(crate) const MAX_LAYERS: u64 = 1 << 12;
+const MAX_LAYERS: u64 = 1 << 12;
 
 /// The metadata of a file, and the config made from it so far.
 pub(crate) struct ConfigReader<'a> {
@@ -60,8 +60,23 @@ impl<'a> ConfigReader<'a> {
         self.uint("block_count").unwrap_or(0).min(MAX_LAYERS)
     }
 
+    /// Number of prediction layers (MTP).
+    pub(crate) fn prediction_layers(&self) -> u64 {
+        self.uint("nextn_predict_layers").unwrap_or(0)
+    }
+
+    /// Number of layers, without prediction layers.
+    pub(crate) fn layers(&self) -> u64 {
+        self.blocks().saturating_sub(self.prediction_layers())
+    }
+
     pub(crate) fn has(&self, tensor: &str) -> bool {
         self.file.shape(tensor).is_some()
+    }
+
+    /// Whether any block `N` has the tensor `blk.N.{tensor}`.
+    pub(crate) fn any_block_has(&self, tensor: &str) -> bool {
+        (0..self.blocks()).any(|block| self.has(&format!("blk.{block}.{tensor}")))
     }
 
     pub(crate) fn missing(key: &str) -> ProgramError {

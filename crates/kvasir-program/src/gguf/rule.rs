@@ -83,10 +83,7 @@ impl Rule {
                 }
             }
             Self::HasTensor { config, tensor } => reader.set(config, reader.has(tensor)),
-            Self::AnyBlockHas { config, tensor } => {
-                let found = (0..reader.blocks()).any(|block| reader.has(&format!("blk.{block}.{tensor}")));
-                reader.set(config, found);
-            }
+            Self::AnyBlockHas { config, tensor } => reader.set(config, reader.any_block_has(tensor)),
             Self::Implied { config, value } => reader.set(config, value),
             Self::Code { read, .. } => read(reader)?,
         }

@@ -43,7 +43,7 @@ fn write_epsilon(w: &mut MetadataWriter<'_>) -> Result<()> {
 
 /// GGUF counts multi-token-prediction (MTP) layers as blocks.
 fn read_layers(r: &mut ConfigReader<'_>) -> Result<()> {
-    let (blocks, extra) = (r.required_uint("block_count")?, r.uint("nextn_predict_layers").unwrap_or(0));
+    let (blocks, extra) = (r.required_uint("block_count")?, r.prediction_layers());
     r.set("num_hidden_layers", blocks.saturating_sub(extra));
     r.set("num_nextn_predict_layers", extra);
     Ok(())

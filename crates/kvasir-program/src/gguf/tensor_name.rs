@@ -63,7 +63,7 @@ pub const COMMON_TENSORS: &[TensorName] = &[
 ];
 
 /// Experts under the names of Mixtral.
-pub(crate) const BLOCK_SPARSE: [TensorName; 4] = [
+pub(crate) const BLOCK_SPARSE: &[TensorName] = &[
     Stem("ffn_gate_inp", "block_sparse_moe.gate"),
     Stem("ffn_gate_exps", "block_sparse_moe.experts.{}.w1"),
     Stem("ffn_up_exps", "block_sparse_moe.experts.{}.w3"),

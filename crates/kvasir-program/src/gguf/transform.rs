@@ -5,7 +5,7 @@
 
 use crate::builder::source::Layout;
 use crate::gguf::metadata::Metadata;
-use crate::gguf::reader::MAX_LAYERS;
+use crate::gguf::reader::ConfigReader;
 
 /// A change of values between Hugging Face and GGUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,9 +101,7 @@ impl Transform {
             Self::PlusOne => layout.norm_plus_one = true,
             // Older files do not split `kv_b_proj`. Not every layer of a hybrid model has MLA.
             Self::SplitLatent => {
-                let blocks = file.value("block_count").and_then(|count| count.as_u64()).unwrap_or(0);
-                let is_split = |n| file.shape(&format!("blk.{n}.attn_k_b.weight")).is_some();
-                layout.split_kv_b = (0..blocks.min(MAX_LAYERS)).any(is_split);
+                layout.split_kv_b = ConfigReader::new(file).any_block_has("attn_k_b.weight");
             }
             Self::SplitExperts => layout.split_gate_up = true,
             Self::SplitGateUp => layout.split_feed_forward = true,

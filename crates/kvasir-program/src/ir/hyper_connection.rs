@@ -32,8 +32,8 @@ pub struct HyperForm {
 }
 
 impl HyperForm {
-    /// Number of weights for `streams` streams: pre, post and the mixing matrix.
-    pub fn width(streams: usize) -> usize {
-        (2 + streams) * streams
+    /// Number of weights for `streams` streams: pre, post and the mixing matrix, or pre only.
+    pub fn width(streams: usize, is_join: bool) -> usize {
+        if is_join { streams } else { (2 + streams) * streams }
     }
 }

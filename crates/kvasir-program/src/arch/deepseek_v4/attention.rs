@@ -20,6 +20,11 @@ use crate::ir::weight::{Matrices, Matrix, Role, Vector, WeightId};
 /// The compression ratio of CSA layers: their entries overlap, and an indexer selects them.
 const INDEXED_RATIO: usize = 4;
 
+/// Number of parts of the values and gates of a token: 2 if entries overlap.
+fn entry_parts(ratio: usize) -> usize {
+    if ratio == INDEXED_RATIO { 2 } else { 1 }
+}
+
 /// The attention of all layers.
 pub(crate) struct CompressedAttention {
     heads: usize,
@@ -165,7 +170,7 @@ impl CompressedAttention {
         ratio: usize,
         operands: AttentionOperands,
     ) -> Result<ValueId> {
-        let parts = if ratio == INDEXED_RATIO { 2 } else { 1 };
+        let parts = entry_parts(ratio);
         let main = self.values_and_gates(b, &format!("{p}compressor."), parts * self.head_dim, operands.x)?;
         let pool = self.key_pool(b, &format!("{p}compressor."), ratio, 0, self.head_dim)?;
         let (row, selection, id) = if ratio == INDEXED_RATIO {
@@ -216,7 +221,7 @@ impl CompressedAttention {
         start: usize,
         dim: usize,
     ) -> Result<KeyPool> {
-        let parts = if size == INDEXED_RATIO { 2 } else { 1 };
+        let parts = entry_parts(size);
         let combine = KeyPooling::Compressed {
             start,
             dim,

@@ -10,12 +10,6 @@ pub(crate) const TENSORS: &[TensorName] = &[
     Outside("output_hc_fn.weight", "hc_head_fn"),
     Outside("output_hc_base.weight", "hc_head_base"),
     Outside("output_hc_scale.weight", "hc_head_scale"),
-    Irregular("hc_attn_fn.weight", "hc_attn_fn"),
-    Irregular("hc_attn_base.weight", "hc_attn_base"),
-    Irregular("hc_attn_scale.weight", "hc_attn_scale"),
-    Irregular("hc_ffn_fn.weight", "hc_ffn_fn"),
-    Irregular("hc_ffn_base.weight", "hc_ffn_base"),
-    Irregular("hc_ffn_scale.weight", "hc_ffn_scale"),
     Stem("attn_norm", "attn_norm"),
     Stem("ffn_norm", "ffn_norm"),
     Stem("attn_q_a", "attn.wq_a"),
@@ -62,8 +56,7 @@ const RATIOS: &str = "attention.compress_ratios";
 
 fn read_ratios(r: &mut ConfigReader<'_>) -> Result<()> {
     let mut ratios = r.uints(RATIOS).ok_or_else(|| ConfigReader::missing(RATIOS))?;
-    let extra = r.uint("nextn_predict_layers").unwrap_or(0);
-    ratios.truncate(r.blocks().saturating_sub(extra) as usize);
+    ratios.truncate(r.layers() as usize);
     r.set("compress_ratios", ratios);
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::arch::config_defaults::fill;
 use crate::arch::deepseek_v4::attention::CompressedAttention;
 use crate::arch::deepseek_v4::metadata::{COMPRESSION, TENSORS};
 use crate::arch::deepseek_v4::moe::Moe;
-use crate::arch::glm5_next::metadata::HYPER_CONNECTIONS;
+use crate::arch::glm5_next::metadata::{HYPER_CONNECTION_TENSORS, HYPER_CONNECTIONS};
 use crate::blocks::decoder::{Norms, multi_stream_decoder};
 use crate::blocks::hyper_connection::HyperConnections;
 use crate::builder::Builder;
@@ -34,7 +34,7 @@ pub(crate) static DEEPSEEK_V4: Architecture = Architecture {
         names: &["deepseek4"],
         written: |_| "deepseek4",
         claims: |_| true,
-        tensors: TENSORS,
+        tensors: &[TENSORS, HYPER_CONNECTION_TENSORS],
         transforms: &[],
         rules: &[HEADS, WINDOW, EXPERTS, EXPERT_WIDTH, GROUPED, INDEXER, HYPER_CONNECTIONS, COMPRESSION],
     },
@@ -56,7 +56,7 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     let (norms, connections) = (Norms::rms(c)?, HyperConnections::read(c)?);
     let (attention, moe) = (CompressedAttention::read(b, norms)?, Moe::read(c)?);
     // The checkpoint may contain prediction layers (MTP), which this program does not run.
-    b.ignore_tensors("mtp.");
+    b.ignore_tensors(|name| name.starts_with("mtp."));
     let layer = |b: &mut Builder<'_>, i: usize, x| {
         let p = format!("model.layers.{i}.");
         let x = connections.wrap(b, &format!("{p}hc_attn"), x, |b, h| {

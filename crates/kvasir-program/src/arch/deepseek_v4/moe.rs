@@ -2,7 +2,7 @@
 //! a token from a table by token id (hash routing).
 
 use crate::blocks::feed_forward::{FeedForward, activation};
-use crate::blocks::routed::{named_experts, scores};
+use crate::blocks::routed::{Routed, named_experts, scores};
 use crate::builder::Builder;
 use crate::builder::config::Config;
 use crate::error::Result;
@@ -23,14 +23,9 @@ pub(crate) struct Moe {
     routing: Routing,
 }
 
-/// Tensor names of the gate, up and down projections of an expert.
-const NAMES: [&str; 3] = ["w1", "w3", "w2"];
-
 impl Moe {
     pub(crate) fn read(c: Config<'_>) -> Result<Self> {
-        if let Some(other) = c.text("scoring_func")?.filter(|value| *value != "sqrtsoftplus") {
-            return Err(c.bad("scoring_func", format!("is {other:?}, only \"sqrtsoftplus\" is supported")));
-        }
+        c.require_text("scoring_func", "sqrtsoftplus")?;
         let routing = Routing {
             score: Score::SqrtSoftplus,
             top_k: c.size("num_experts_per_tok")?,
@@ -68,7 +63,8 @@ impl Moe {
         };
         let routes = b.route(scores, routing)?;
         let names = format!("{p}experts.");
-        let experts = named_experts(b, &names, self.count, self.inner, NAMES, self.activation, false)?;
+        let experts =
+            named_experts(b, &names, self.count, self.inner, Routed::MIXTRAL_NAMES, self.activation, false)?;
         let y = b.mixture(x, routes, experts)?;
         if self.shared == 0 {
             return Ok(y);
@@ -76,7 +72,7 @@ impl Moe {
         let shared = FeedForward {
             intermediate: self.shared,
             activation: self.activation,
-            names: NAMES,
+            names: Routed::MIXTRAL_NAMES,
             ..FeedForward::PLAIN
         };
         let z = shared.build(b, &format!("{p}shared_experts."), x)?;

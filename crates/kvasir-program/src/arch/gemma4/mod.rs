@@ -41,7 +41,7 @@ pub(crate) static GEMMA4: Architecture = Architecture {
         names: &["gemma4"],
         written: |_| "gemma4",
         claims: |_| true,
-        tensors: &[
+        tensors: &[&[
             Stem("post_attention_norm", "post_attention_layernorm"),
             Stem("ffn_norm", "pre_feedforward_layernorm"),
             Stem("post_ffw_norm", "post_feedforward_layernorm"),
@@ -60,7 +60,7 @@ pub(crate) static GEMMA4: Architecture = Architecture {
             Stem("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
             Stem("post_ffw_norm_1", "post_feedforward_layernorm_1"),
             Stem("post_ffw_norm_2", "post_feedforward_layernorm_2"),
-        ],
+        ]],
         transforms: &[],
         rules: &[
             WINDOW,

@@ -5,40 +5,23 @@ use crate::error::{ProgramError, Result};
 use crate::gguf::kimi_delta::{read_delta, write_delta};
 use crate::gguf::reader::ConfigReader;
 use crate::gguf::rule::{Absent, Constant, Rule};
-use crate::gguf::tensor_name::TensorName::{self, Irregular, Stem};
-use crate::gguf::transform::{StoredAs, Transform};
+use crate::gguf::tensor_name::TensorName::{self, Irregular};
 use crate::gguf::writer::MetadataWriter;
 use serde_json::Value as Json;
 
-pub(crate) const TENSORS: &[TensorName] = &[
-    Stem("ssm_conv1d_q", "self_attn.q_conv1d"),
-    Stem("ssm_conv1d_k", "self_attn.k_conv1d"),
-    Stem("ssm_conv1d_v", "self_attn.v_conv1d"),
-    Stem("ssm_f_a", "self_attn.f_a_proj"),
-    Stem("ssm_f_b", "self_attn.f_b_proj"),
-    Stem("ssm_g_a", "self_attn.g_a_proj"),
-    Stem("ssm_g_b", "self_attn.g_b_proj"),
-    Stem("ssm_beta", "self_attn.b_proj"),
-    Irregular("ssm_a", "self_attn.A_log"),
-    Irregular("ssm_dt.bias", "self_attn.dt_bias"),
-    Stem("ssm_norm", "self_attn.o_norm"),
-    Stem("indexer.attn_q_b", "self_attn.indexer.wq_b"),
-    Stem("indexer.attn_k", "self_attn.indexer.wk"),
-    Stem("indexer.k_norm", "self_attn.indexer.k_norm"),
-    Stem("indexer.proj", "self_attn.indexer.weights_proj"),
+/// Tensors of the indexer's key pools.
+pub(crate) const KEY_POOL_TENSORS: &[TensorName] = &[
     Irregular("indexer_compressor_gate.weight", "self_attn.indexer.index_kpool_compress_gate"),
     Irregular("indexer_compressor_ape.weight", "self_attn.indexer.index_kpool_compress_ape"),
+];
+
+pub(crate) const HYPER_CONNECTION_TENSORS: &[TensorName] = &[
     Irregular("hc_attn_fn.weight", "hc_attn_fn"),
     Irregular("hc_attn_base.weight", "hc_attn_base"),
     Irregular("hc_attn_scale.weight", "hc_attn_scale"),
     Irregular("hc_ffn_fn.weight", "hc_ffn_fn"),
     Irregular("hc_ffn_base.weight", "hc_ffn_base"),
     Irregular("hc_ffn_scale.weight", "hc_ffn_scale"),
-];
-
-pub(crate) const TRANSFORMS: &[StoredAs] = &[
-    StoredAs { tensors: "self_attn.kv_b_proj.weight", transform: Transform::SplitLatent },
-    StoredAs { tensors: "self_attn.A_log", transform: Transform::DecayRate { column: false } },
 ];
 
 /// Metadata of KDA layers and of the indexer's key pools.

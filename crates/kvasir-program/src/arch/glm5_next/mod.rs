@@ -8,7 +8,9 @@ use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::config_defaults::{fill, is_missing};
 use crate::arch::glm4_moe_lite::check_dense_layers;
-use crate::arch::glm5_next::metadata::{HYPER_CONNECTIONS, KDA_AND_KEY_POOLS, TENSORS, TRANSFORMS};
+use crate::arch::glm5_next::metadata::{
+    HYPER_CONNECTION_TENSORS, HYPER_CONNECTIONS, KDA_AND_KEY_POOLS, KEY_POOL_TENSORS,
+};
 use crate::blocks::decoder::{Norms, multi_stream_decoder};
 use crate::blocks::grouped::Grouped;
 use crate::blocks::hyper_connection::HyperConnections;
@@ -19,7 +21,9 @@ use crate::builder::config::Config;
 use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::gguf::experts::{EXPERT_WIDTH, EXPERTS, GROUPED, SIGMOID_SCORES};
-use crate::gguf::latent::{INDEXER, LATENT};
+use crate::gguf::kimi_delta::KDA_TENSORS;
+use crate::gguf::latent::{INDEXER, INDEXER_TENSORS, LATENT};
+use crate::gguf::transform::{SPLIT_LATENT, StoredAs, Transform};
 use crate::ir::activation::Activation;
 use serde_json::{Map, Value as Json};
 
@@ -35,8 +39,11 @@ pub(crate) static GLM5_NEXT: Architecture = Architecture {
         names: &["glm5-next"],
         written: |_| "glm5-next",
         claims: |_| true,
-        tensors: TENSORS,
-        transforms: TRANSFORMS,
+        tensors: &[KDA_TENSORS, INDEXER_TENSORS, KEY_POOL_TENSORS, HYPER_CONNECTION_TENSORS],
+        transforms: &[
+            SPLIT_LATENT,
+            &[StoredAs { tensors: "self_attn.A_log", transform: Transform::DecayRate { column: false } }],
+        ],
         rules: &[
             EXPERTS,
             EXPERT_WIDTH,
@@ -111,27 +118,22 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
 fn permit_prediction_layers(b: &mut Builder<'_>) -> Result<()> {
     let (layers, extra) =
         (b.config.number("num_hidden_layers")?, b.config.count("num_nextn_predict_layers")?);
-    let is_extra = |name: &&String| {
+    let is_extra = |name: &str| {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let layer = layer.and_then(|(layer, _)| layer.parse::<usize>().ok());
         layer.is_some_and(|layer| (layers..layers.saturating_add(extra)).contains(&layer))
     };
-    let names = b.source.tensors.iter().flat_map(|tensors| tensors.keys());
-    b.unread.extend(names.filter(is_extra).cloned());
+    b.ignore_tensors(is_extra);
     Ok(())
 }
 
 /// Rejects settings that the config permits but no published model uses.
 fn check_supported(c: Config<'_>) -> Result<()> {
-    for (key, default) in [("mhc", true), ("mla_use_nope", true), ("index_kpool_always_select_tail", true)] {
-        if !c.flag_or(key, default)? {
-            return Err(c.bad(key, "is false, only true is supported"));
-        }
+    for key in ["mhc", "mla_use_nope", "index_kpool_always_select_tail"] {
+        c.require_true(key)?;
     }
-    if let Some(linear) = c.object(LINEAR_ATTN_CONFIG)?
-        && !linear.flag_or("safe_gate", true)?
-    {
-        return Err(linear.bad("safe_gate", "is false, only true is supported"));
+    if let Some(linear) = c.object(LINEAR_ATTN_CONFIG)? {
+        linear.require_true("safe_gate")?;
     }
     match c.count("qk_rope_head_dim")? {
         0 => {}

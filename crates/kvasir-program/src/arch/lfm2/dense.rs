@@ -20,8 +20,8 @@ pub(crate) static LFM2: Architecture = Architecture {
         names: &["lfm2"],
         written: |_| "lfm2",
         claims: |_| true,
-        tensors: TENSORS,
-        transforms: TRANSFORMS,
+        tensors: &[TENSORS],
+        transforms: &[TRANSFORMS],
         rules: &[
             HEADS,
             KINDS,

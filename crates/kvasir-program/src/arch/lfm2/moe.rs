@@ -24,8 +24,8 @@ pub(crate) static LFM2_MOE: Architecture = Architecture {
         names: &["lfm2moe"],
         written: |_| "lfm2moe",
         claims: |_| true,
-        tensors: TENSORS,
-        transforms: TRANSFORMS,
+        tensors: &[TENSORS],
+        transforms: &[TRANSFORMS],
         rules: &[
             HEADS,
             KINDS,

@@ -38,8 +38,8 @@ pub(crate) static NEMOTRON_H: Architecture = Architecture {
             if experts > 0 { "nemotron_h_moe" } else { "nemotron_h" }
         },
         claims: |_| true,
-        tensors: TENSORS,
-        transforms: TRANSFORMS,
+        tensors: &[TENSORS],
+        transforms: &[TRANSFORMS],
         rules: &[HEADS, KINDS, MAMBA, MOE],
     },
     models: "Nemotron-H, Nemotron 3",
@@ -116,9 +116,7 @@ fn defaults(config: &mut Map<String, Json>) {
 
 fn target(b: &mut Builder<'_>) -> Result<()> {
     let (c, norms) = (b.config, Norms::rms(b.config)?);
-    if let Some(other) = c.text("mlp_hidden_act")?.filter(|act| *act != "relu2") {
-        return Err(c.bad("mlp_hidden_act", format!("is {other:?}, only \"relu2\" is supported")));
-    }
+    c.require_text("mlp_hidden_act", "relu2")?;
     let kinds = MixerKind::read_all(c)?;
     let bias = c.flag_or("attention_bias", false)?;
     let attention = Attention { bias, out_bias: bias, ..Attention::read(c)? };

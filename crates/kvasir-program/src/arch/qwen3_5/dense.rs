@@ -4,7 +4,7 @@ use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::qwen3_5::MTP_RENAMES;
 use crate::arch::qwen3_5::layers::{FeedForwards, Layers};
-use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, TILED_TRANSFORMS, defaults};
+use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, QWEN3_5_TENSORS, TILED_TRANSFORMS, defaults};
 use crate::blocks::feed_forward::FeedForward;
 use crate::builder::Builder;
 use crate::error::Result;
@@ -23,8 +23,8 @@ pub(crate) static QWEN3_5: Architecture = Architecture {
         names: &["qwen35"],
         written: |_| "qwen35",
         claims: |_| true,
-        tensors: DELTA_TENSORS,
-        transforms: TILED_TRANSFORMS,
+        tensors: &[QWEN3_5_TENSORS, DELTA_TENSORS],
+        transforms: &[TILED_TRANSFORMS],
         rules: &[HEADS, DELTA],
     },
     models: "Qwen3.5 (text)",

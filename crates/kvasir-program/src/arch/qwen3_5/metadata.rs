@@ -10,13 +10,15 @@ use crate::gguf::transform::{HeadLocation, StoredAs, Transform};
 use crate::gguf::writer::{MetadataValue, MetadataWriter};
 use serde_json::{Map, Value as Json};
 
+/// Tensors of Qwen3.5 and Qwen3-Next that Qwen4-Exp does not have.
+pub(crate) const QWEN3_5_TENSORS: &[TensorName] =
+    &[Stem("post_attention_norm", "post_attention_layernorm"), Stem("ssm_ba", "linear_attn.in_proj_ba")];
+
 pub(crate) const DELTA_TENSORS: &[TensorName] = &[
-    Stem("post_attention_norm", "post_attention_layernorm"),
     Stem("attn_qkv", "linear_attn.in_proj_qkv"),
     Stem("attn_gate", "linear_attn.in_proj_z"),
     Stem("ssm_alpha", "linear_attn.in_proj_a"),
     Stem("ssm_beta", "linear_attn.in_proj_b"),
-    Stem("ssm_ba", "linear_attn.in_proj_ba"),
     Stem("ssm_conv1d", "linear_attn.conv1d"),
     Irregular("ssm_dt.bias", "linear_attn.dt_bias"),
     Irregular("ssm_a", "linear_attn.A_log"),
@@ -76,7 +78,6 @@ pub(crate) const DELTA: &[Rule] = &[
 fn read_sizes(r: &mut ConfigReader<'_>) -> Result<()> {
     let (inner, heads) = (r.required_uint("ssm.inner_size")?, r.required_uint("ssm.time_step_rank")?);
     r.set("linear_value_head_dim", inner.checked_div(heads).unwrap_or(0));
-    let extra = r.uint("nextn_predict_layers").unwrap_or(0);
     let listed = r.file.value("attention.recurrent_layers");
     let listed = listed.as_ref().and_then(Json::as_array).cloned().unwrap_or_default();
     let interval = r.uint("full_attention_interval").filter(|interval| *interval > 0).unwrap_or(4);
@@ -85,8 +86,7 @@ fn read_sizes(r: &mut ConfigReader<'_>) -> Result<()> {
         None => !(n + 1).is_multiple_of(interval),
     };
     let kind = |n| if is_recurrent(n) { "linear_attention" } else { "full_attention" };
-    let layers = r.blocks().saturating_sub(extra);
-    r.set("layer_types", (0..layers).map(kind).collect::<Vec<_>>());
+    r.set("layer_types", (0..r.layers()).map(kind).collect::<Vec<_>>());
     Ok(())
 }
 

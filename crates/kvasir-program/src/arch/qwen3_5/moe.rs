@@ -4,7 +4,9 @@ use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::qwen3_5::MTP_RENAMES;
 use crate::arch::qwen3_5::layers::{FeedForwards, Layers, SharedMoe};
-use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, SHARED_EXPERT, TILED_TRANSFORMS, defaults};
+use crate::arch::qwen3_5::metadata::{
+    DELTA, DELTA_TENSORS, QWEN3_5_TENSORS, SHARED_EXPERT, TILED_TRANSFORMS, defaults,
+};
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -23,8 +25,8 @@ pub(crate) static QWEN3_5_MOE: Architecture = Architecture {
         names: &["qwen35moe"],
         written: |_| "qwen35moe",
         claims: |_| true,
-        tensors: DELTA_TENSORS,
-        transforms: TILED_TRANSFORMS,
+        tensors: &[QWEN3_5_TENSORS, DELTA_TENSORS],
+        transforms: &[TILED_TRANSFORMS],
         rules: &[HEADS, EXPERTS, EXPERT_WIDTH, SHARED_EXPERT, DELTA],
     },
     models: "Qwen3.5 MoE (text)",

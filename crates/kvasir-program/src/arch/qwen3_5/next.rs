@@ -5,7 +5,9 @@ use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::qwen3_5::MTP_RENAMES;
 use crate::arch::qwen3_5::layers::{FeedForwards, Layers, SharedMoe};
-use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, KEY_HEAD_TRANSFORMS, SHARED_EXPERT, defaults};
+use crate::arch::qwen3_5::metadata::{
+    DELTA, DELTA_TENSORS, KEY_HEAD_TRANSFORMS, QWEN3_5_TENSORS, SHARED_EXPERT, defaults,
+};
 use crate::builder::Builder;
 use crate::error::Result;
 use crate::gguf::Gguf;
@@ -22,8 +24,8 @@ pub(crate) static QWEN3_NEXT: Architecture = Architecture {
         names: &["qwen3next"],
         written: |_| "qwen3next",
         claims: |_| true,
-        tensors: DELTA_TENSORS,
-        transforms: KEY_HEAD_TRANSFORMS,
+        tensors: &[QWEN3_5_TENSORS, DELTA_TENSORS],
+        transforms: &[KEY_HEAD_TRANSFORMS],
         rules: &[
             HEADS,
             EXPERTS,

@@ -4,25 +4,13 @@ use crate::arch::qwen3_5::layers::recurrent_layers;
 use crate::error::Result;
 use crate::gguf::reader::ConfigReader;
 use crate::gguf::rule::{Absent, Constant, Rule};
-use crate::gguf::tensor_name::TensorName::{self, Irregular, Outside, Stem};
-use crate::gguf::transform::{HeadLocation, StoredAs, Transform};
+use crate::gguf::tensor_name::TensorName::{self, Outside, Stem};
+use crate::gguf::transform::{StoredAs, Transform};
 use crate::gguf::writer::{MetadataValue, MetadataWriter};
 use serde_json::Value as Json;
 
+/// Tensors of the residual streams, the indexer and the n-gram embeddings.
 pub(crate) const TENSORS: &[TensorName] = &[
-    Stem("attn_qkv", "linear_attn.in_proj_qkv"),
-    Stem("attn_gate", "linear_attn.in_proj_z"),
-    Stem("ssm_alpha", "linear_attn.in_proj_a"),
-    Stem("ssm_beta", "linear_attn.in_proj_b"),
-    Stem("ssm_conv1d", "linear_attn.conv1d"),
-    Irregular("ssm_dt.bias", "linear_attn.dt_bias"),
-    Irregular("ssm_a", "linear_attn.A_log"),
-    Stem("ssm_norm", "linear_attn.norm"),
-    Stem("ssm_out", "linear_attn.out_proj"),
-    Stem("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
-    Stem("ffn_up_shexp", "mlp.shared_expert.up_proj"),
-    Stem("ffn_down_shexp", "mlp.shared_expert.down_proj"),
-    Stem("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
     Stem("hc_attn_norm", "attn_hyper_connection.hc_norm"),
     Stem("hc_attn_down", "attn_hyper_connection.input_mix_weight_down"),
     Stem("hc_attn_up", "attn_hyper_connection.input_mix_weight_up"),
@@ -47,34 +35,14 @@ pub(crate) const TENSORS: &[TensorName] = &[
     Outside("per_layer_token_embd.weight", "model.ngram_embedding.weight"),
 ];
 
-const fn tiled(tensors: &'static str, location: HeadLocation) -> StoredAs {
-    StoredAs { tensors, transform: Transform::TileHeads(location) }
-}
-
-const fn stored(tensors: &'static str, transform: Transform) -> StoredAs {
-    StoredAs { tensors, transform }
-}
-
-/// The transforms of Qwen3.5, and those of the indexer and the n-gram embeddings.
+/// Transforms of the indexer and of the n-gram embeddings.
 pub(crate) const TRANSFORMS: &[StoredAs] = &[
-    tiled("linear_attn.in_proj_qkv.", HeadLocation::RowsAfterKeys),
-    tiled("linear_attn.in_proj_z.", HeadLocation::Rows),
-    tiled("linear_attn.in_proj_a.", HeadLocation::Rows),
-    tiled("linear_attn.in_proj_b.", HeadLocation::Rows),
-    tiled("linear_attn.conv1d.", HeadLocation::RowsAfterKeys),
-    tiled("linear_attn.dt_bias", HeadLocation::Rows),
-    tiled("linear_attn.A_log", HeadLocation::DecayRates),
-    tiled("linear_attn.out_proj.", HeadLocation::Columns),
-    stored("linear_attn.norm.", Transform::Identity),
-    stored("self_attn.indexer.index_qk_proj.", Transform::SplitIndexer),
-    stored("self_attn.indexer.q_layernorm.", Transform::PlusOne),
-    stored("self_attn.indexer.k_layernorm.", Transform::PlusOne),
-    stored("ple.ple_embedding.ngram_embedding.", Transform::JoinParts),
-    stored("ple.conv1d.", Transform::SqueezeConvolution),
-    stored("ple.norm_", Transform::PlusOne),
-    stored("norm.weight", Transform::PlusOne),
-    stored("mlp.experts.gate_up_proj", Transform::SplitGateUp),
-    stored("mlp.experts.down_proj", Transform::SplitGateUp),
+    StoredAs { tensors: "self_attn.indexer.index_qk_proj.", transform: Transform::SplitIndexer },
+    StoredAs { tensors: "self_attn.indexer.q_layernorm.", transform: Transform::PlusOne },
+    StoredAs { tensors: "self_attn.indexer.k_layernorm.", transform: Transform::PlusOne },
+    StoredAs { tensors: "ple.ple_embedding.ngram_embedding.", transform: Transform::JoinParts },
+    StoredAs { tensors: "ple.conv1d.", transform: Transform::SqueezeConvolution },
+    StoredAs { tensors: "ple.norm_", transform: Transform::PlusOne },
 ];
 
 pub(crate) const STREAMS: &[Rule] = &[

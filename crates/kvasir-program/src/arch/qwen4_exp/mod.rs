@@ -9,7 +9,7 @@ use crate::arch::Architecture;
 use crate::arch::class::Class;
 use crate::arch::config_defaults::{fill, is_missing};
 use crate::arch::qwen3_5::layers::{FeedForwards, Layers, SharedMoe, recurrent_layers};
-use crate::arch::qwen3_5::metadata::{DELTA, SHARED_EXPERT};
+use crate::arch::qwen3_5::metadata::{DELTA, DELTA_TENSORS, SHARED_EXPERT, TILED_TRANSFORMS};
 use crate::arch::qwen4_exp::metadata::{INDEXER, NGRAMS, STREAMS, TENSORS, TRANSFORMS};
 use crate::arch::qwen4_exp::ngram_embedding::NgramEmbedding;
 use crate::arch::qwen4_exp::streams::GatedStreams;
@@ -38,8 +38,8 @@ pub(crate) static QWEN4_EXP: Architecture = Architecture {
         names: &["qwen4exp"],
         written: |_| "qwen4exp",
         claims: |_| true,
-        tensors: TENSORS,
-        transforms: TRANSFORMS,
+        tensors: &[DELTA_TENSORS, TENSORS],
+        transforms: &[TILED_TRANSFORMS, TRANSFORMS],
         rules: &[HEADS, EXPERTS, EXPERT_WIDTH, SHARED_EXPERT, DELTA, STREAMS, INDEXER, NGRAMS],
     },
     models: "Qwen3.8-Flash-Next (text)",
@@ -71,7 +71,7 @@ fn target(b: &mut Builder<'_>) -> Result<()> {
     let streams = GatedStreams::read(c, norms)?;
     let ngrams = NgramEmbedding::read(c, norms, streams.count, &recurrent_layers(c)?)?;
     // The checkpoint may contain a prediction layer (MTP), which this program does not run.
-    b.ignore_tensors("mtp.");
+    b.ignore_tensors(|name| name.starts_with("mtp."));
     let layer = |b: &mut Builder<'_>, i: usize, mut x| {
         let p = format!("model.layers.{i}.");
         if let Some(ngrams) = ngrams.as_ref().filter(|ngrams| ngrams.layer == i) {

@@ -28,12 +28,7 @@ const MAX_STREAMS: usize = 64;
 
 impl GatedStreams {
     pub(crate) fn read(c: Config<'_>, norms: Norms) -> Result<Self> {
-        match c.size("hc_count")? {
-            count if count > MAX_STREAMS => {
-                Err(c.bad("hc_count", format!("is {count}, more than {MAX_STREAMS}")))
-            }
-            count => Ok(Self { count, rank: c.size("hc_lowrank")?, norms }),
-        }
+        Ok(Self { count: c.at_most("hc_count", MAX_STREAMS)?, rank: c.size("hc_lowrank")?, norms })
     }
 
     /// Returns the input of a sublayer (x) and `n / m`. Tensor names start with `p`.
