@@ -16,7 +16,7 @@ use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, Ste
 use kvasir_kv::blocks::BlockConfig;
 use kvasir_kv::{Cache, Paged, PlanKind, Radix, Token};
 use kvasir_sim::{StaticShape, Toy};
-use kvasir_testkit::Random;
+use kvasir_testkit::{Random, env_number};
 use std::collections::BTreeMap;
 
 /// The toy device behind a static-shape check.
@@ -258,8 +258,8 @@ fn check_completions(
 
 #[test]
 fn steps_are_rectangles_within_the_volume_and_completions_are_exact() {
-    let count: u64 = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
-    let first: u64 = std::env::var("KVASIR_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let count = env_number("KVASIR_WORKLOADS", 4000);
+    let first = env_number("KVASIR_FIRST", 0);
     let (mut seen, mut pauses) = ([0; 4], 0);
     let mut wrong = Vec::new();
     for seed in first..first + count {

@@ -11,6 +11,7 @@ use kvasir_sim::{Toy, ToyShape};
 use kvasir_testkit::{
     Random,
     complete::{complete, complete_all, drain},
+    env_number,
 };
 use std::collections::BTreeMap;
 
@@ -309,7 +310,7 @@ fn run(kind: CacheKind, shape: &ToyShape, seeds: std::ops::Range<u64>) -> Covera
 }
 
 fn seeds() -> u64 {
-    std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(150)
+    env_number("KVASIR_WORKLOADS", 150)
 }
 
 #[test]

@@ -9,7 +9,7 @@
 use kvasir_kv::{
     Cache, CacheConfig, CacheKind, ClaimRow, GroupId, Hit, SeqId, StepId, Token, VictimSearch, build,
 };
-use kvasir_testkit::Random;
+use kvasir_testkit::{Random, env_number};
 
 /// An operation that leads to the state under test. Caches cannot be cloned, so each state is
 /// rebuilt for every question.
@@ -266,7 +266,7 @@ fn check(kind: CacheKind, seed: u64) -> bool {
 
 #[test]
 fn closing_the_victims_frees_enough_slots() {
-    let count = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(2000);
+    let count = env_number("KVASIR_WORKLOADS", 2000);
     for &kind in CacheKind::ALL {
         let found = (0..count).filter(|seed| check(kind, *seed)).count() as u64;
         let least = if kind.holds_one_sequence() { 20 } else { 5 };

@@ -68,7 +68,7 @@ pub struct EngineConfig {
 
 impl EngineConfig {
     /// Share of the memory left by the weights for K/V and recurrent states; 0.9 by default.
-    pub fn memory_share(&self) -> Result<f64, ConfigError> {
+    pub(crate) fn memory_share(&self) -> Result<f64, ConfigError> {
         if let (Some(share), Some(slots)) = (self.memory_utilization, self.kv_capacity) {
             let reason = "each of them sets the capacity";
             return Err(ConfigError::conflict(
@@ -79,5 +79,10 @@ impl EngineConfig {
         }
         let share = error::checked_share("memory_utilization", self.memory_utilization.unwrap_or(0.9))?;
         Ok(share / f64::from(self.engines.max(1)))
+    }
+
+    /// Refuses a memory share that is out of range, or that is combined with `kv_capacity`.
+    pub fn check_memory_share(&self) -> Result<(), ConfigError> {
+        self.memory_share().map(|_| ())
     }
 }

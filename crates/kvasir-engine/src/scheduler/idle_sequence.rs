@@ -1,6 +1,6 @@
 //! Truncates and copies idle cache sequences: those retained for sessions and pins, which no
-//! request runs. They consist of whole blocks. With recurrent states, they end at a checkpoint and
-//! hold no live state.
+//! request runs. They consist of whole blocks. With recurrent states, they end at a checkpoint,
+//! hold no live state and have no gaps.
 
 use crate::request::gaps::Gaps;
 use kvasir_kv::{Cache, SeqId};
@@ -10,8 +10,23 @@ use kvasir_kv::{Cache, SeqId};
 pub(crate) fn truncate_idle(cache: &mut dyn Cache, seq: SeqId, gaps: &Gaps, len: u32) -> u32 {
     let end = gaps.position(len);
     let reached = cache.rewind().and_then(|capability| capability.rewind_to_checkpoint(seq, end));
-    // A sequence with recurrent states has no gaps.
     reached.map_or(0, |reached| len.saturating_sub(end - reached))
+}
+
+/// The greatest number of tokens up to `len`, in whole blocks, to which the cache can rewind a
+/// sequence. 0 if it cannot.
+pub(crate) fn rewindable_len(cache: &mut dyn Cache, seq: SeqId, gaps: &Gaps, mut len: u32) -> u32 {
+    let block = cache.shape().block_size.max(1);
+    while len > 0 {
+        let end = gaps.position(len);
+        let floor = cache.rewind().and_then(|capability| capability.rewind_floor(seq, end));
+        let whole = floor.map_or(0, |floor| gaps.whole_blocks(len.saturating_sub(end - floor), block));
+        if whole == len {
+            break;
+        }
+        len = whole;
+    }
+    len
 }
 
 /// Opens a sequence that shares the first `len` tokens of `source`, which are whole blocks. With

@@ -21,7 +21,7 @@
 use crate::request::gaps::Gaps;
 use crate::request::ids::{RequestId, SessionId};
 use crate::request::sequence::{Sequence, SlotCopies};
-use crate::scheduler::idle_sequence::{copy_idle, truncate_idle};
+use crate::scheduler::idle_sequence::{copy_idle, rewindable_len, truncate_idle};
 use crate::scheduler::session_order::{Retained, SessionOrder};
 use kvasir_kv::{Cache, CacheShape, EvictionOrder, GroupId, Hit, SeqId, Token, VictimSearch};
 use std::collections::BTreeMap;
@@ -137,9 +137,15 @@ impl RetainedSessions {
         if self.entries.is_empty() {
             (self.slots, self.is_recount_due) = (0, false);
         } else if self.is_recount_due || self.uncounted >= RECOUNT_EVERY {
-            self.slots = cache.slots_held_by(self.order.list(None))[GroupId::FULL.index()];
+            self.slots = self.count_slots(cache);
             (self.is_recount_due, self.uncounted) = (false, 0);
         }
+    }
+
+    /// Counts the slots that only retained sequences own. A slot that several sessions share counts
+    /// once.
+    fn count_slots(&mut self, cache: &mut dyn Cache) -> u32 {
+        cache.slots_held_by(self.order.list(None))[GroupId::FULL.index()]
     }
 
     /// Retained lengths that changed since the last call, in order.
@@ -230,7 +236,7 @@ impl RetainedSessions {
 
     /// Tokens of a waiting request that match its session's retained K/V, in whole blocks. Excludes
     /// the last token, whose logits are always needed.
-    pub(crate) fn matched(&self, sequence: &Sequence) -> u32 {
+    fn matched(&self, sequence: &Sequence) -> u32 {
         let same_salt = |retained: &&RetainedSequence| retained.salt == sequence.cold.params.salt;
         let Some(retained) = self.of(sequence).filter(same_salt) else { return 0 };
         let most = sequence.tokens.len().saturating_sub(1);
@@ -258,41 +264,25 @@ impl RetainedSessions {
         self.of(sequence).map_or(0, |retained| retained.gaps.before(tokens))
     }
 
-    /// Retained tokens that a waiting request can reuse, at most `limit`. 0 if the prefix cache has
-    /// a longer hit (`prefix_hit`), or if the cache cannot rewind the sequence that far.
+    /// Number of retained tokens that a waiting request can reuse, at most `limit`, and number of
+    /// those that match it. The former is 0 if the prefix cache has a longer hit (`prefix_hit`), or
+    /// if the cache cannot rewind the sequence that far.
     pub(crate) fn reusable(
         &self,
         cache: &mut dyn Cache,
         sequence: &Sequence,
         prefix_hit: u32,
         limit: u32,
-    ) -> u32 {
-        let Some(retained) = self.of(sequence) else { return 0 };
-        let hit = retained.gaps.whole_blocks(self.matched(sequence).min(limit), self.block);
+    ) -> (u32, u32) {
+        let Some(retained) = self.of(sequence) else { return (0, 0) };
+        let matched = self.matched(sequence);
+        let hit = retained.gaps.whole_blocks(matched.min(limit), self.block);
         let hit = if hit > 0 && (hit as usize) < retained.tokens.len() {
-            self.rewindable_len(cache, retained, hit)
+            rewindable_len(cache, retained.seq, &retained.gaps, hit)
         } else {
             hit
         };
-        if hit < prefix_hit { 0 } else { hit }
-    }
-
-    /// The greatest number of tokens up to `len`, in whole blocks, to which the cache can rewind a
-    /// retained sequence. 0 if it cannot.
-    fn rewindable_len(&self, cache: &mut dyn Cache, retained: &RetainedSequence, mut len: u32) -> u32 {
-        let gaps = &retained.gaps;
-        while len > 0 {
-            let end = gaps.position(len);
-            let floor = cache.rewind().and_then(|capability| capability.rewind_floor(retained.seq, end));
-            // A sequence with recurrent states has no gaps.
-            let whole =
-                floor.map_or(0, |floor| gaps.whole_blocks(len.saturating_sub(end - floor), self.block));
-            if whole == len {
-                break;
-            }
-            len = whole;
-        }
-        len
+        (if hit < prefix_hit { 0 } else { hit }, matched)
     }
 
     /// Evicts sessions, in eviction order, until another sequence may be retained.
@@ -352,8 +342,7 @@ impl RetainedSessions {
         if self.entries.is_empty() {
             return;
         }
-        let held = cache.slots_held_by(self.order.list(None))[GroupId::FULL.index()];
-        let excess = held.saturating_sub(slots);
+        let excess = self.count_slots(cache).saturating_sub(slots);
         if excess == 0 {
             return;
         }

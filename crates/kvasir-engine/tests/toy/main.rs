@@ -20,11 +20,12 @@ mod workload;
 use kvasir_engine::{Chunked, Core, Engine, Exit, Limits, Mixing, Order, Request};
 use kvasir_kv::Contiguous;
 use kvasir_sim::Toy;
+use kvasir_testkit::env_number;
 
 #[test]
 fn every_completion_equals_its_request_run_alone() {
-    let count: u64 = std::env::var("KVASIR_WORKLOADS").ok().and_then(|n| n.parse().ok()).unwrap_or(4000);
-    let first: u64 = std::env::var("KVASIR_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let count = env_number("KVASIR_WORKLOADS", 4000);
+    let first = env_number("KVASIR_FIRST", 0);
     let begin = std::time::Instant::now();
     let mut wrong = Vec::new();
     let mut seen = workload::Coverage::default();

@@ -446,7 +446,7 @@ fn check_completions(
 
 /// The cache of this name.
 pub(crate) fn kind_named(name: &str) -> CacheKind {
-    CacheKind::ALL.iter().copied().find(|kind| kind.to_string() == name).unwrap()
+    CacheKind::ALL.iter().copied().find(|kind| kind.name() == name).unwrap()
 }
 
 /// Usage of the live states; all zero without states.

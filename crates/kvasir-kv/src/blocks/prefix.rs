@@ -45,10 +45,10 @@ impl<I: Index> Prefix for BlockCache<I> {
         let seq = self.seqs.get_mut(id)?;
         seq.next = hit.tokens;
         seq.published = self.found.len() as u32;
+        let is_unused = hit.evictable == GroupId::FULL.slots(hit.tokens);
         for run in runs(&self.found) {
             seq.bound = seq.bound.max(run.end);
             seq.table.extend(run.clone());
-            let is_unused = hit.evictable == GroupId::FULL.slots(hit.tokens);
             if is_unused { self.ledger.own_unused(run) } else { self.ledger.own_all(run) }
         }
         Ok(hit)

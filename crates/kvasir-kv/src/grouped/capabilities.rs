@@ -105,19 +105,30 @@ impl Grouped {
         self.states.as_ref().is_some_and(|states| states.victims(&search, victims))
     }
 
-    /// The hit `matched` of the primary cache, with the reason why only `usable` of its tokens can
+    /// Shortens the hit `matched` of the primary cache to the longest one, at most `limit` blocks,
+    /// at whose end every group can continue. `self.anchors` must hold the anchors of its blocks,
+    /// and then holds those of the usable ones.
+    fn usable_hit(&mut self, matched: Hit, limit: u32) -> Hit {
+        let usable = self.usable_blocks(limit);
+        let tokens = usable * self.shape.block_size;
+        let hit = Hit { tokens, ..self.with_reason(matched, usable, limit) };
+        self.anchors.truncate(usable as usize);
+        hit
+    }
+
+    /// The hit `matched` of the primary cache, with the reason why only `usable` of its blocks can
     /// be used. `self.anchors` must hold the anchors of its blocks; `limit` is the caller's, in
     /// blocks.
     fn with_reason(&self, matched: Hit, usable: u32, limit: u32) -> Hit {
         let found = (self.anchors.len() as u32).min(limit);
-        let unusable = &self.anchors[(usable / self.shape.block_size) as usize..found as usize];
+        let unusable = &self.anchors[usable as usize..found as usize];
         if !unusable.is_empty() {
             let are_windows_cached = self.windows.iter().all(|window| window.caches_window_before(found));
             let states = self.states.as_ref().filter(|_| are_windows_cached);
             let short = states.map_or(ShortHit::WindowReleased, |states| states.miss_reason(unusable));
             return Hit { short: Some(short), other_salt: 0, ..matched };
         }
-        let is_limited = usable < matched.tokens;
+        let is_limited = usable * self.shape.block_size < matched.tokens;
         Hit { short: if is_limited { None } else { matched.short }, ..matched }
     }
 
@@ -129,13 +140,16 @@ impl Grouped {
         if len == self.primary.next_position(dst)? {
             return Ok(());
         }
-        let to = if self.holds_windows(dst, len)? { len } else { 0 };
-        self.primary.rewind()?.rewind_to(dst, to)?;
-        self.windows.iter_mut().try_for_each(|window| window.rewind(dst, to))?;
-        if let Some(states) = self.states.as_mut().filter(|_| to < len) {
-            states.rewind(dst, to);
+        self.rewind_groups(dst, self.window_floor(dst, len)?)
+    }
+
+    /// Truncates a sequence in every group to `to`, a length at which all of them can continue.
+    fn rewind_groups(&mut self, seq: SeqId, to: Position) -> Result<(), CacheError> {
+        self.primary.rewind()?.rewind_to(seq, to)?;
+        if let Some(states) = &mut self.states {
+            states.rewind(seq, to);
         }
-        Ok(())
+        self.windows.iter_mut().try_for_each(|window| window.rewind(seq, to))
     }
 }
 
@@ -148,23 +162,17 @@ impl Rewind for Grouped {
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
         check_rewind_target(to, 0..=self.primary.next_position(seq)?)?;
         self.check_floor(seq, to)?;
-        self.primary.rewind()?.rewind_to(seq, to)?;
-        if let Some(states) = &mut self.states {
-            states.rewind(seq, to);
-        }
-        self.windows.iter_mut().try_for_each(|window| window.rewind(seq, to))
+        self.rewind_groups(seq, to)
     }
 
     fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         check_rewind_target(to, 0..=self.primary.next_position(seq)?)?;
         let state_floor = self.states.as_mut().map_or(Ok(to), |states| states.checkpoint_floor(seq, to))?;
-        let len = if self.holds_windows(seq, state_floor)? { state_floor } else { 0 };
-        self.primary.rewind()?.rewind_to(seq, len)?;
+        let len = self.window_floor(seq, state_floor)?;
+        self.rewind_groups(seq, len)?;
         if let Some(states) = &mut self.states {
-            states.rewind(seq, len);
             states.release_idle_tail(seq);
         }
-        self.windows.iter_mut().try_for_each(|window| window.rewind(seq, len))?;
         Ok(len)
     }
 }
@@ -189,14 +197,14 @@ impl Sequences for Grouped {
         if range.start >= range.end || range.start >= next {
             return self.primary.sequences()?.remove(seq, range);
         }
-        if range.end < next && self.states.is_some() {
-            let nearest = self.floor(seq, range.start)?;
-            return Err(CacheError::NoCheckpoint { to: range.start, nearest });
-        }
         if range.end >= next {
             self.check_floor(seq, range.start)?;
+        } else if self.states.is_some() {
+            let nearest = self.floor(seq, range.start)?;
+            return Err(CacheError::NoCheckpoint { to: range.start, nearest });
+        } else {
+            self.windows.iter().try_for_each(|window| window.check_retired(seq, range.end))?;
         }
-        self.windows.iter().try_for_each(|window| window.check_remove(seq, range.clone()))?;
         self.primary.sequences()?.remove(seq, range.clone())?;
         if let Some(states) = &mut self.states {
             states.rewind(seq, range.start);
@@ -233,17 +241,14 @@ impl Sequences for Grouped {
 impl Prefix for Grouped {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
         let matched = self.match_prompt(tokens, salt).unwrap_or_default();
-        let usable = self.usable_blocks(u32::MAX);
-        let explained = self.with_reason(matched, usable * self.shape.block_size, u32::MAX);
-        self.anchors.truncate(usable as usize);
-        let usable = usable * self.shape.block_size;
+        let usable = self.usable_hit(matched, u32::MAX);
         let hit = match self.primary.prefix() {
             // A second lookup, of the usable prefix, counts its evictable slots.
-            Ok(prefix) if usable < matched.tokens => {
-                let hit = prefix.lookup(tokens.get(..usable as usize + 1).unwrap_or(tokens), salt);
-                Hit { tokens: hit.tokens, evictable: hit.evictable, lookup: hit.lookup, ..explained }
+            Ok(prefix) if usable.tokens < matched.tokens => {
+                let hit = prefix.lookup(tokens.get(..usable.tokens as usize + 1).unwrap_or(tokens), salt);
+                Hit { tokens: hit.tokens, evictable: hit.evictable, lookup: hit.lookup, ..usable }
             }
-            _ => explained,
+            _ => usable,
         };
         Hit { evictable: self.evictable_slots(hit.evictable), ..hit }
     }
@@ -261,13 +266,9 @@ impl Prefix for Grouped {
         }
         // Window blocks and checkpoints may have been evicted since the lookup.
         let matched = self.match_prompt(tokens, salt)?;
-        let limit = limit / self.shape.block_size;
-        let usable = self.usable_blocks(limit);
-        let explained = self.with_reason(matched, usable * self.shape.block_size, limit);
-        self.anchors.truncate(usable as usize);
-        let usable = usable * self.shape.block_size;
-        let hit = self.primary.prefix()?.attach(seq, tokens, salt, usable, matched.lookup)?;
-        debug_assert_eq!(hit.tokens, usable);
+        let usable = self.usable_hit(matched, limit / self.shape.block_size);
+        let hit = self.primary.prefix()?.attach(seq, tokens, salt, usable.tokens, matched.lookup)?;
+        debug_assert_eq!(hit.tokens, usable.tokens);
         let evictable = self.evictable_slots(hit.evictable);
         for window in &mut self.windows {
             window.attach(seq, &self.anchors)?;
@@ -277,7 +278,7 @@ impl Prefix for Grouped {
             states.attach(seq, &self.anchors);
             states.mark(seq, &[matched.tokens])?;
         }
-        Ok(Hit { tokens: hit.tokens, evictable, lookup: hit.lookup, ..explained })
+        Ok(Hit { tokens: hit.tokens, evictable, lookup: hit.lookup, ..usable })
     }
 
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {
@@ -286,11 +287,12 @@ impl Prefix for Grouped {
         let published = prefix.published(seq)?;
         self.unlink_evicted();
         let Some(anchors) = self.primary.anchors() else { return Ok(()) };
+        let anchor_of = |block| anchors.anchor_of(seq, block).ok().flatten();
         for window in &mut self.windows {
-            window.link(seq, published, |block| anchors.anchor_of(seq, block).ok().flatten())?;
+            window.link(seq, published, anchor_of)?;
         }
         if let Some(states) = &mut self.states {
-            states.link(seq, published, |block| anchors.anchor_of(seq, block).ok().flatten());
+            states.link(seq, published, anchor_of);
         }
         Ok(())
     }

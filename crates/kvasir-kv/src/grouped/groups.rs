@@ -10,7 +10,7 @@ use crate::grouped::window_group::WindowGroup;
 impl Grouped {
     /// The window group with a number.
     pub(super) fn window(&self, group: GroupId) -> Option<&WindowGroup> {
-        self.windows.get(usize::from(group.0).checked_sub(1)?)
+        self.windows.get(group.index().checked_sub(1)?)
     }
 
     /// Unlinks the window blocks and checkpoints of evicted blocks. The primary may reuse their
@@ -61,29 +61,28 @@ impl Grouped {
         slots
     }
 
-    /// Whether every window group holds the rows that a query at position `len` sees.
-    pub(super) fn holds_windows(&self, seq: SeqId, len: Position) -> Result<bool, CacheError> {
-        for window in &self.windows {
-            if window.floor(seq, len)? < len {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    /// `len` if every window group holds the rows that a query at this position sees, else 0. If
+    /// window rows before a length were released, so were those before all smaller lengths. Only
+    /// length 0 needs none.
+    pub(super) fn window_floor(&self, seq: SeqId, len: Position) -> Result<Position, CacheError> {
+        self.windows.iter().try_fold(len, |len, window| window.floor(seq, len))
+    }
+
+    /// The greatest length up to `to` at which the sequence has a state; `to` without states.
+    fn state_floor(&self, seq: SeqId, to: Position) -> Result<Position, CacheError> {
+        self.states.as_ref().map_or(Ok(to), |states| states.floor(seq, to))
     }
 
     /// The greatest length up to `to` at which every group can continue.
     pub(super) fn floor(&self, seq: SeqId, to: Position) -> Result<Position, CacheError> {
-        let state_floor = self.states.as_ref().map_or(Ok(to), |states| states.floor(seq, to))?;
-        // If window rows before a length were released, so were those before all smaller lengths.
-        // Only length 0 needs none.
-        Ok(if self.holds_windows(seq, state_floor)? { state_floor } else { 0 })
+        self.window_floor(seq, self.state_floor(seq, to)?)
     }
 
     /// Refuses a length at which not every group can continue: with `NoCheckpoint` if no state is
     /// there, else with `WindowReleased`.
     pub(super) fn check_floor(&self, seq: SeqId, to: Position) -> Result<(), CacheError> {
-        let nearest = self.floor(seq, to)?;
-        let state_floor = self.states.as_ref().map_or(Ok(to), |states| states.floor(seq, to))?;
+        let state_floor = self.state_floor(seq, to)?;
+        let nearest = self.window_floor(seq, state_floor)?;
         match nearest {
             _ if nearest == to => Ok(()),
             _ if state_floor < to => Err(CacheError::NoCheckpoint { to, nearest }),

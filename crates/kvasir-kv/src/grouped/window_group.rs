@@ -214,21 +214,10 @@ impl WindowGroup {
         self.cache.fork(seq, n)
     }
 
-    /// Checks that [`WindowGroup::remove`] succeeds.
-    pub(crate) fn check_remove(&self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
-        let (next, retired) = (self.cache.next_position(seq)?, self.cache.retired_rows(seq)?.end);
-        if range.start >= range.end || range.start >= next {
-            return Ok(());
-        }
-        if range.end < next {
-            return if range.end > retired { Err(CacheError::InFlight) } else { Ok(()) };
-        }
-        match self.floor(seq, range.start)? {
-            floor if floor < range.start => {
-                Err(CacheError::WindowReleased { to: range.start, nearest: floor })
-            }
-            _ => Ok(()),
-        }
+    /// Checks that the rows before `end` have retired, so that [`WindowGroup::remove`] of a range
+    /// that ends there succeeds.
+    pub(crate) fn check_retired(&self, seq: SeqId, end: Position) -> Result<(), CacheError> {
+        if end > self.retired_end(seq)? { Err(CacheError::InFlight) } else { Ok(()) }
     }
 
     pub(crate) fn remove(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {

@@ -18,7 +18,7 @@ use kvasir_kv::{
     BlockId, Cache, CacheError, ClaimRow, Inspect, Lookup, Paged, Plan, Position, Prefix, Radix, SeqId, Slot,
     StepId, Token,
 };
-use kvasir_testkit::Random;
+use kvasir_testkit::{Random, env_number};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 struct Rng(Random);
@@ -211,7 +211,7 @@ impl<I: Index> Simulation<I> {
 }
 
 fn lives<I: Index>(make: impl Fn(BlockConfig) -> Result<BlockCache<I>, CacheError>, name: &str) {
-    let seeds: u64 = std::env::var("KVASIR_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(150);
+    let seeds = env_number("KVASIR_SEEDS", 150);
     let (mut hits, mut refused, mut removed, mut imported) = (0, 0, 0, 0);
     for seed in 1..=seeds {
         for block_size in [1, 2, 4, 16] {

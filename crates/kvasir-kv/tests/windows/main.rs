@@ -16,7 +16,7 @@ use kvasir_kv::{
     Cache, CacheConfig, CacheError, CacheKind, ClaimRow, GroupId, Plan, PoolUsage, Position, SeqId,
     StateConfig, StepId, Token, WindowConfig, build,
 };
-use kvasir_testkit::Random;
+use kvasir_testkit::{Random, env_number};
 use model::{CachedPrefixes, Claim, Sequence, Window};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -293,7 +293,7 @@ impl Simulation {
 
 /// Runs random operations on a cache of this kind, for many seeds.
 fn run_seeds(kind: CacheKind) -> Totals {
-    let seeds: u64 = std::env::var("KVASIR_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
+    let seeds = env_number("KVASIR_SEEDS", 300);
     let mut totals = Totals::default();
     for seed in 1..=seeds {
         let run = std::panic::catch_unwind(|| {

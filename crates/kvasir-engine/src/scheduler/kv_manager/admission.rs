@@ -82,19 +82,18 @@ impl KvManager {
     fn choose_hit(&mut self, sequence: &mut Sequence, fork: Fork, limit: u32) -> (Hit, u32) {
         let found = self.find_prefix(sequence, fork);
         match self.retained.reusable(&mut *self.cache, sequence, found.tokens, limit) {
-            0 => {
+            (0, _) => {
                 let (tokens, evictable) =
                     (found.tokens.min(limit), found.evictable.map(|slots| slots.min(limit)));
                 (Hit { tokens, evictable, ..found }, 0)
             }
-            tokens => (self.retained_hit(sequence, tokens, found), tokens),
+            (tokens, matched) => (self.retained_hit(sequence, tokens, matched, found), tokens),
         }
     }
 
-    /// A hit of `tokens` retained tokens of the request's session. `found` is the prefix-cache hit,
-    /// which is not longer; its reason applies if both have the same length.
-    fn retained_hit(&self, sequence: &Sequence, tokens: u32, found: Hit) -> Hit {
-        let retained = self.retained.matched(sequence);
+    /// A hit of `tokens` of the `retained` tokens of the session that match the request. `found` is
+    /// the prefix-cache hit, which is not longer; its reason applies if both have the same length.
+    fn retained_hit(&self, sequence: &Sequence, tokens: u32, retained: u32, found: Hit) -> Hit {
         let max_hit = sequence.len().saturating_sub(1) / self.block() * self.block();
         let short = if tokens >= max_hit {
             None

@@ -275,12 +275,15 @@ impl KvManager {
     /// Publishes the computed whole blocks of a sequence to the prefix cache. Under
     /// `PublishAt::Milestones` only if `milestone`, or if an unpublished block ends at a mark.
     pub(crate) fn publish(&mut self, sequence: &mut Sequence, milestone: bool) {
-        let wanted = match self.publish_at {
+        let Some(seq) = sequence.cache else { return };
+        if !self.has_prefix || sequence.computed < sequence.published + self.block() {
+            return;
+        }
+        let is_due = match self.publish_at {
             PublishAt::EveryBlock => true,
             PublishAt::Milestones => milestone || self.has_unpublished_mark(sequence),
         };
-        let Some(seq) = sequence.cache else { return };
-        if !self.has_prefix || !wanted || sequence.computed < sequence.published + self.block() {
+        if !is_due {
             return;
         }
         let whole = sequence.computed / self.block() * self.block();

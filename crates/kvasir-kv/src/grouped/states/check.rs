@@ -1,7 +1,6 @@
 //! Consistency check of `StateGroup`: recounts the references that sequences and steps in flight
 //! hold.
 
-use crate::contract::ids::Slot;
 use crate::grouped::states::group::StateGroup;
 use crate::grouped::states::ledger::StateUses;
 
@@ -41,10 +40,9 @@ impl StateGroup {
         let mut leased = Vec::new();
         for flight in self.in_flight.iter() {
             for row in &flight.rows {
-                let named = row.live_before.map(|live| live.slot).into_iter();
-                let named = named.chain((row.planned.commit > 0).then_some(row.planned.to));
-                let named = named.chain(flight.saves_of(row).iter().map(|save| save.slot));
-                named.for_each(|slot: Slot| uses[slot as usize].leases += 1);
+                let read = row.live_before.map(|live| live.slot);
+                let named = read.into_iter().chain(flight.writes_of(row));
+                named.for_each(|slot| uses[slot as usize].leases += 1);
                 leased.push(row.planned.tail);
             }
         }

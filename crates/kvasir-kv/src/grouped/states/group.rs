@@ -291,10 +291,7 @@ impl StateGroup {
     fn end_leases(&mut self, flight: &StepInFlight) {
         for row in &flight.rows {
             row.live_before.iter().for_each(|live| self.ledger.end_lease(live.slot));
-            if row.planned.commit > 0 {
-                self.ledger.end_lease(row.planned.to);
-            }
-            flight.saves_of(row).iter().for_each(|save| self.ledger.end_lease(save.slot));
+            flight.writes_of(row).for_each(|slot| self.ledger.end_lease(slot));
             self.tails.end_lease(row.planned.tail);
         }
     }
@@ -316,17 +313,15 @@ impl StateGroup {
     /// `to`.
     pub(crate) fn checkpoint_floor(&mut self, seq: SeqId, to: Position) -> Result<Position, CacheError> {
         let spacing = self.spacing;
-        let is_usable = |position: Position| position <= to && position == spacing.floor(position);
-        if self.seqs.get(seq)?.live.is_some_and(|live| is_usable(live.position)) {
+        let live = self.seqs.get(seq)?.live;
+        if live.is_some_and(|live| live.position <= to && spacing.is_boundary(live.position)) {
             self.seal(seq);
         }
-        let unwritten = self.in_flight.pending_writes(seq);
-        let is_candidate = |checkpoint: &Checkpoint| {
-            is_usable(checkpoint.position)
-                && self.ledger.is_current(checkpoint)
-                && !unwritten.contains(&checkpoint.slot)
+        let pending_writes = self.in_flight.pending_writes(seq);
+        let is_usable = |checkpoint: &Checkpoint| {
+            spacing.is_boundary(checkpoint.position) && self.ledger.is_written(checkpoint, &pending_writes)
         };
-        let last = self.seqs.get(seq)?.last_checkpoint(to, is_candidate);
+        let last = self.seqs.get(seq)?.last_checkpoint(to, is_usable);
         Ok(last.map_or(0, |last| last.position))
     }
 
@@ -364,8 +359,7 @@ impl StateGroup {
     /// Seals the live state if it is at a block boundary and the pool has room. Releases the tail
     /// of a sequence without an unsealed live state.
     fn seal_and_release_tail(&mut self, seq: SeqId) {
-        let is_at_boundary = |len: Position| len == self.spacing.floor(len);
-        if self.covered_len(seq).is_ok_and(is_at_boundary) {
+        if self.covered_len(seq).is_ok_and(|len| self.spacing.is_boundary(len)) {
             self.seal(seq);
         }
         self.release_idle_tail(seq);

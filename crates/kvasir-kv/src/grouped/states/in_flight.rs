@@ -31,9 +31,11 @@ pub(crate) struct StepInFlight {
 }
 
 impl StepInFlight {
-    /// The saves of a row of this step.
-    pub(crate) fn saves_of(&self, row: &RowInFlight) -> &[StateSave] {
-        &self.saves[row.planned.saves.range()]
+    /// The slots that a row of this step writes: the live state and the saves.
+    pub(crate) fn writes_of(&self, row: &RowInFlight) -> impl Iterator<Item = Slot> {
+        let live = (row.planned.commit > 0).then_some(row.planned.to);
+        let saves = &self.saves[row.planned.saves.range()];
+        live.into_iter().chain(saves.iter().map(|save| save.slot))
     }
 }
 
@@ -74,8 +76,7 @@ impl StatesInFlight {
         let mut slots = Vec::new();
         for flight in &self.steps {
             for row in flight.rows.iter().filter(|row| row.seq == seq) {
-                slots.extend((row.planned.commit > 0).then_some(row.planned.to));
-                slots.extend(flight.saves_of(row).iter().map(|save| save.slot));
+                slots.extend(flight.writes_of(row));
             }
         }
         slots

@@ -96,6 +96,12 @@ impl StateLedger {
         slot.role == Role::Checkpoint && slot.number == checkpoint.number
     }
 
+    /// Whether a checkpoint is current and no step in flight writes it. `pending_writes` are the
+    /// slots that steps in flight write.
+    pub(crate) fn is_written(&self, checkpoint: &Checkpoint, pending_writes: &[Slot]) -> bool {
+        self.is_current(checkpoint) && !pending_writes.contains(&checkpoint.slot)
+    }
+
     /// The checkpoint that a slot holds.
     pub(crate) fn checkpoint_in(&self, slot: Slot) -> Checkpoint {
         let StateSlot { position, number, .. } = self.slots[slot as usize];

@@ -47,6 +47,11 @@ impl CheckpointSpacing {
     pub(crate) fn floor(self, position: Position) -> Position {
         position / self.block_size * self.block_size
     }
+
+    /// Whether a block ends at `position`.
+    pub(crate) fn is_boundary(self, position: Position) -> bool {
+        position.is_multiple_of(self.block_size)
+    }
 }
 
 /// The states of one sequence.

@@ -21,10 +21,8 @@ impl StateGroup {
             self.seal(src);
         }
         let Ok(source) = self.seqs.get(src) else { return 0 };
-        let unwritten = self.in_flight.pending_writes(src);
-        let is_written = |checkpoint: &Checkpoint| {
-            self.ledger.is_current(checkpoint) && !unwritten.contains(&checkpoint.slot)
-        };
+        let pending_writes = self.in_flight.pending_writes(src);
+        let is_written = |checkpoint: &Checkpoint| self.ledger.is_written(checkpoint, &pending_writes);
         let len = source.last_checkpoint(upto, is_written).map_or(0, |last| last.position);
         let is_shared = |checkpoint: &&Checkpoint| checkpoint.position <= len && is_written(checkpoint);
         let shared: Vec<Checkpoint> = source.checkpoints.iter().filter(is_shared).copied().collect();
@@ -68,20 +66,17 @@ impl StateGroup {
     /// Links the checkpoints of a sequence up to `published` to the anchors of their blocks.
     /// `anchor` returns the anchor of the sequence's block of a number.
     pub(crate) fn link(&mut self, seq: SeqId, published: Position, anchor: impl Fn(u32) -> Option<Anchor>) {
-        let block_size = self.spacing.block_size;
-        let Self { ledger, seqs, in_flight, .. } = self;
+        let Self { ledger, seqs, in_flight, spacing, .. } = self;
         let Some(sequence) = seqs.get_mut(seq) else { return };
-        let unwritten = in_flight.pending_writes(seq);
+        let pending_writes = in_flight.pending_writes(seq);
         let live_slot = sequence.live.map(|live| live.slot);
         for checkpoint in &mut sequence.checkpoints {
             // A fork may have sealed a live state inside a block.
-            let is_published =
-                checkpoint.position.is_multiple_of(block_size) && checkpoint.position <= published;
-            let is_written = !unwritten.contains(&checkpoint.slot);
-            if !is_published || !is_written || !ledger.is_current(checkpoint) {
+            let is_published = spacing.is_boundary(checkpoint.position) && checkpoint.position <= published;
+            if !is_published || !ledger.is_written(checkpoint, &pending_writes) {
                 continue;
             }
-            let Some(anchor) = anchor(checkpoint.position / block_size - 1) else { continue };
+            let Some(anchor) = anchor(checkpoint.position / spacing.block_size - 1) else { continue };
             match ledger.find(anchor) {
                 None => ledger.link(checkpoint.slot, anchor),
                 // Another checkpoint of the same prefix is linked: use it instead of this
