@@ -96,40 +96,63 @@ impl Bf16MicroKernel {
     }
 }
 
-/// Kernels of recurrent state matrices. All give bit-identical results.
+/// Kernels of recurrent state matrices, each for blocks of one width. All give bit-identical
+/// results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecurrentKernel {
+    /// One column.
+    Scalar,
     /// Arrays, which the compiler vectorizes for the target: the reference on x86, and NEON on Arm.
     Arrays,
+    /// Two vectors per row.
+    ArrayPairs,
+    /// One column, in fused multiply-add instructions.
+    #[cfg(target_arch = "x86_64")]
+    FusedScalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// Two vectors per row.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Pairs,
 }
 
 impl RecurrentKernel {
-    #[inline]
-    pub(crate) fn of(isa: Isa) -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if isa.has_avx512() {
-            return Self::Avx512;
-        } else if isa.has_avx2() {
-            return Self::Avx2;
-        }
-        let _ = isa;
-        Self::Arrays
+    /// The kernel of the widest block that fits into `columns` columns.
+    pub(crate) fn widest(isa: Isa, columns: usize) -> Self {
+        let mut kernels = Self::of(isa).iter().copied();
+        kernels.find(|kernel| kernel.columns() <= columns).unwrap_or(Self::Scalar)
     }
 
-    /// Columns of the widest block that fits into `columns` columns.
-    pub(crate) fn block_columns(self, columns: usize) -> usize {
-        let widths: &[usize] = match self {
-            Self::Arrays => &[8, 4],
+    /// The kernels of an instruction set, the widest first.
+    #[inline]
+    fn of(isa: Isa) -> &'static [Self] {
+        #[cfg(target_arch = "x86_64")]
+        if isa.has_avx512() {
+            return &[Self::Avx512Pairs, Self::Avx512, Self::FusedScalar];
+        } else if isa.has_avx2() {
+            return &[Self::Avx2, Self::FusedScalar];
+        }
+        let _ = isa;
+        &[Self::ArrayPairs, Self::Arrays, Self::Scalar]
+    }
+
+    /// Columns of a block.
+    pub(crate) fn columns(self) -> usize {
+        match self {
+            Self::Scalar => 1,
+            Self::Arrays => 4,
+            Self::ArrayPairs => 8,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => &[8],
+            Self::FusedScalar => 1,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => &[32, 16],
-        };
-        widths.iter().copied().find(|width| *width <= columns).unwrap_or(1)
+            Self::Avx2 => 8,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => 16,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Pairs => 32,
+        }
     }
 }
 

@@ -6,13 +6,14 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Pool};
-use kvasir_exec::{Batch, BatchRow, Drafts, PoolRow, Step, StepError};
+use kvasir_exec::{Step, StepError};
 use kvasir_kv::{
-    Cache, Cells, ClaimRow, Contiguous, Lowering, Paged, Plan, PoolId, Rings, SeqId, Span, StepId, Token,
-    TreeCache, blocks::BlockConfig,
+    Cache, Cells, Contiguous, Lowering, Paged, Plan, PoolId, Rings, SeqId, StepId, Token, TreeCache,
+    blocks::BlockConfig,
 };
 use kvasir_program::LayerFacts;
 use kvasir_testkit::checkpoints::{close, exact, narrow};
+use kvasir_testkit::steps::{RowInput, prompt, row_input, step};
 use std::sync::Arc;
 
 /// Models with sparse latent attention (MLA with an indexer), sinks with windows, mixed window and
@@ -33,52 +34,9 @@ fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     setups
 }
 
-fn prompt(n: usize, salt: usize) -> Vec<Token> {
-    (0..n).map(|i| ((i * 37 + salt * 101 + 11) % 500) as Token).collect()
-}
-
 fn executor(model: &Arc<CpuModel>, kv: KvType) -> CpuExecutor {
     let limits = Limits { slots: 512, tokens: 256, rows: 8, kv, ring: None };
     CpuExecutor::new(Arc::clone(model), limits).unwrap()
-}
-
-/// One sequence's tokens in a step.
-#[derive(Clone, Default)]
-struct RowInput {
-    seq: u64,
-    tokens: Vec<Token>,
-    redirected: u32,
-    parents: Vec<i32>,
-}
-
-fn row_input(seq: SeqId, tokens: &[Token]) -> RowInput {
-    RowInput { seq: seq.0, tokens: tokens.to_vec(), ..RowInput::default() }
-}
-
-/// Claims and plans a step that computes the logits of every token.
-fn step(cache: &mut dyn Cache, id: u64, inputs: &[RowInput]) -> Step {
-    let claim = |input: &RowInput| ClaimRow {
-        seq: SeqId(input.seq),
-        redirected: input.redirected,
-        tokens: input.tokens.len() as u32 - input.redirected,
-        drafts: 0,
-    };
-    let mut step = Step::default();
-    cache.claim(StepId(id), &inputs.iter().map(claim).collect::<Vec<_>>()).unwrap();
-    cache.plan(StepId(id), &mut step.plan).unwrap();
-    step.batch = Batch { step: StepId(id), logits: true, ..Batch::default() };
-    for (row, input) in (0..).zip(inputs) {
-        let tokens = Span::new(step.batch.tokens.len(), input.tokens.len());
-        step.batch.tokens.extend(&input.tokens);
-        let tree =
-            (!input.parents.is_empty()).then(|| Span::new(step.batch.parents.len(), input.parents.len()));
-        step.batch.parents.extend(&input.parents);
-        let drafts = Drafts { count: input.parents.len() as u32, tree };
-        let row =
-            BatchRow { seq: SeqId(input.seq), tokens, pool_row: PoolRow(row), drafts, ..BatchRow::default() };
-        step.batch.rows.push(row);
-    }
-    step
 }
 
 /// Runs a step, then again over the same pool under an explicit mask; returns each token's logits.

@@ -4,13 +4,12 @@
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, ThreadPool};
-use kvasir_exec::{Batch, BatchRow, Drafts, PoolRow, RowKind, Step, StepError};
+use kvasir_exec::{Step, StepError};
 use kvasir_formats::Checkpoint;
-use kvasir_kv::{
-    Cache, CacheConfig, CacheKind, ClaimRow, Lookup, SeqId, Span, StateConfig, StepId, Token, build,
-};
+use kvasir_kv::{Cache, CacheConfig, CacheKind, Lookup, SeqId, StateConfig, StepId, Token, build};
 use kvasir_program::Model;
 use kvasir_testkit::Random;
+use kvasir_testkit::steps::{RowInput, check_last_rows, prompt, row_input, step};
 use std::sync::Arc;
 
 /// Models with every recurrence, with and without a mixture of experts.
@@ -44,38 +43,6 @@ fn cache(kind: CacheKind) -> Box<dyn Cache> {
     build(kind, &CacheConfig { states: Some(STATES), ..CacheConfig::new(512) }).unwrap()
 }
 
-/// What a step computes for one sequence; the last `drafts` tokens are draft tokens.
-struct RowInput {
-    seq: SeqId,
-    tokens: Vec<Token>,
-    drafts: u32,
-}
-
-/// Claims and plans a step that computes the logits of every token.
-fn step(cache: &mut dyn Cache, id: u64, inputs: &[RowInput]) -> Step {
-    let claim = |input: &RowInput| ClaimRow {
-        drafts: input.drafts,
-        ..ClaimRow::new(input.seq, input.tokens.len() as u32)
-    };
-    let mut step = Step::default();
-    cache.claim(StepId(id), &inputs.iter().map(claim).collect::<Vec<_>>()).unwrap();
-    cache.plan(StepId(id), &mut step.plan).unwrap();
-    step.batch = Batch { step: StepId(id), logits: true, ..Batch::default() };
-    for (row, input) in (0..).zip(inputs) {
-        let tokens = Span::new(step.batch.tokens.len(), input.tokens.len());
-        step.batch.tokens.extend(&input.tokens);
-        step.batch.rows.push(BatchRow {
-            seq: input.seq,
-            kind: RowKind::MultiDecode,
-            tokens,
-            pool_row: PoolRow(row),
-            drafts: Drafts { count: input.drafts, tree: None },
-            ..BatchRow::default()
-        });
-    }
-    step
-}
-
 /// Runs a step; returns each token's logits.
 fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, inputs: &[RowInput]) -> Vec<Vec<f32>> {
     let mut step = step(cache, id, inputs);
@@ -88,12 +55,8 @@ fn run(executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, inputs: &[Row
 fn check_logits(model: &Arc<CpuModel>, tokens: &[Token], rows: &[Vec<f32>], context: &str) {
     let mut cache = cache(CacheKind::Contiguous);
     let seq = cache.open().unwrap();
-    let inputs = [RowInput { seq, tokens: tokens.to_vec(), drafts: 0 }];
-    let expected = run(&mut executor(model, Some(STATES)), &mut *cache, 1, &inputs);
-    let first = tokens.len() - rows.len();
-    for (at, row) in rows.iter().enumerate() {
-        assert!(*row == expected[first + at], "{context}: position {}", first + at);
-    }
+    let expected = run(&mut executor(model, Some(STATES)), &mut *cache, 1, &[row_input(seq, tokens)]);
+    check_last_rows(rows, &expected, context);
 }
 
 #[test]
@@ -112,7 +75,7 @@ fn any_division_into_steps_gives_identical_logits_on_every_cache() {
                     let fed: Vec<Token> = (0..random.between(1, 9)).map(|_| random.between(0, 499)).collect();
                     let max_drafts = fed.len() as u32 - u32::from(tokens.is_empty());
                     let drafts = random.between(0, max_drafts.min(STATES.tail_rows));
-                    inputs.push(RowInput { seq: *seq, tokens: fed, drafts });
+                    inputs.push(RowInput { drafts, ..row_input(*seq, &fed) });
                 }
                 let mut rows = run(&mut executor, &mut *cache, id, &inputs).into_iter();
                 for ((seq, tokens), input) in seqs.iter().zip(&mut tokens).zip(&inputs) {
@@ -132,21 +95,19 @@ fn any_division_into_steps_gives_identical_logits_on_every_cache() {
 
 #[test]
 fn a_prefix_hit_continues_from_a_checkpoint() {
-    let text = |n: u32, salt: u32| (0..n).map(move |i| (i * 37 + salt * 101 + 11) % 500);
     for case in CASES {
         let model = model(case, Precision::Auto);
         let (mut executor, mut cache) = (executor(&model, Some(STATES)), cache(CacheKind::Paged));
-        let first: Vec<Token> = text(45, 3).collect();
+        let first = prompt(45, 3);
         let seq = cache.open().unwrap();
-        run(&mut executor, &mut *cache, 1, &[RowInput { seq, tokens: first.clone(), drafts: 0 }]);
+        run(&mut executor, &mut *cache, 1, &[row_input(seq, &first)]);
         cache.prefix().unwrap().publish(seq, &first, 45).unwrap();
         cache.close(seq).unwrap();
-        let second: Vec<Token> = first[..39].iter().copied().chain(text(10, 4)).collect();
+        let second = [&first[..39], &prompt(10, 4)].concat();
         let seq = cache.open().unwrap();
         let hit = cache.prefix().unwrap().attach(seq, &second, 0, u32::MAX, Lookup::default()).unwrap();
         assert_eq!(hit.tokens, 32, "{case}");
-        let inputs = [RowInput { seq, tokens: second[32..].to_vec(), drafts: 0 }];
-        let rows = run(&mut executor, &mut *cache, 2, &inputs);
+        let rows = run(&mut executor, &mut *cache, 2, &[row_input(seq, &second[32..])]);
         check_logits(&model, &second, &rows, case);
     }
 }
@@ -156,7 +117,7 @@ fn the_executor_rejects_an_invalid_state_section_and_stays_usable() {
     let model = model("qwen3_5", Precision::F32);
     let (mut executed, mut cache) = (executor(&model, Some(STATES)), cache(CacheKind::Cells));
     let seqs = [cache.open().unwrap(), cache.open().unwrap()];
-    let inputs = seqs.map(|seq| RowInput { seq, tokens: (1..8).collect(), drafts: 0 });
+    let inputs = seqs.map(|seq| row_input(seq, &[1, 2, 3, 4, 5, 6, 7]));
     let mut fails = |id: u64, change: &dyn Fn(&mut Step), what: &str| {
         let mut wrong = step(&mut *cache, id, &inputs);
         cache.cancel(StepId(id)).unwrap();

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::steps::{RowInput, prompt, reference_logits, row_input, run, step};
+use common::steps::{reference_logits, run, step};
 use common::{limits, load};
 use kvasir_exec::{Executor, IN_FLIGHT, PoolRow, RowKind, SequenceSpec, Step, StepError, StepKind};
 use kvasir_kv::{
@@ -14,6 +14,7 @@ use kvasir_kv::{
 };
 use kvasir_plain::{PlainExecutor, PlainModel};
 use kvasir_sample::Sampling;
+use kvasir_testkit::steps::{RowInput, prompt, row_input};
 
 const CASES: [&str; 4] = ["deepseek_v32", "gpt_oss", "qwen3_yarn_swa", "gemma3"];
 
@@ -91,7 +92,7 @@ fn a_draft_tree_is_verified_in_one_step() {
         let mut frontier = vec![-1];
         frontier.extend(parents);
         cache.tree().unwrap().propose(seq, &frontier).unwrap();
-        let drafted = RowInput { drafts: 5, parents: parents.to_vec(), ..row_input(seq, &tokens) };
+        let drafted = RowInput { parents: parents.to_vec(), ..row_input(seq, &tokens) };
         let rows = run(&mut executor, &mut cache, 2, &[drafted]);
         let paths: [&[usize]; 6] = [&[0], &[0, 1], &[0, 2], &[0, 1, 3], &[0, 2, 4], &[0, 2, 5]];
         for (node, path) in paths.iter().enumerate() {

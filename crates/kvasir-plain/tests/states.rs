@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::steps::{RowInput, prompt, reference_logits, row_input, run, step};
+use common::steps::{reference_logits, run, step};
 use common::{STATES, cache, limits, load};
 use kvasir_exec::StepError;
 use kvasir_kv::{
@@ -13,6 +13,7 @@ use kvasir_kv::{
 };
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_testkit::Random;
+use kvasir_testkit::steps::{RowInput, check_last_rows, prompt, row_input};
 
 /// One model per recurrence, and one with both a recurrence and a mixture of experts.
 const CASES: [&str; 5] = ["qwen3_5", "lfm2", "falcon_h1", "nemotron_h_moe", "qwen4_exp"];
@@ -23,11 +24,7 @@ fn model(case: &str) -> PlainModel {
 
 /// Compares the logits of the last tokens with those of the whole sequence in one step.
 fn check_logits(model: &PlainModel, tokens: &[Token], rows: &[Vec<f32>], context: &str) {
-    let expected = reference_logits(model, tokens);
-    let first = tokens.len() - rows.len();
-    for (at, row) in rows.iter().enumerate() {
-        assert!(*row == expected[first + at], "{context}: position {}", first + at);
-    }
+    check_last_rows(rows, &reference_logits(model, tokens), context);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! - `complete` (feature `engine`): an engine's answers to a list of requests.
 //! - `engines` (feature `engine`): random caches, limits and policies.
 //! - `encoders` (feature `encoders`): steps of whole texts, and the recorded vectors of encoders.
+//! - `steps` (feature `steps`): steps of several sequences that compute the logits of every token.
 //! - `checkpoints` (feature `cpu`): the test models on the CPU backend, in each precision.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // tests call it
@@ -22,5 +23,7 @@ pub mod engines;
 pub mod paths;
 pub mod random;
 pub mod schemas;
+#[cfg(feature = "steps")]
+pub mod steps;
 
-pub use random::{Random, rounds};
+pub use random::{Random, env_number, rounds};

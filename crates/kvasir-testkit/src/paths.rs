@@ -15,6 +15,15 @@ pub fn model(case: &str) -> PathBuf {
     repository().join("testdata/models").join(case)
 }
 
+/// The recorded checkpoints of `testdata/models`, or those in the folder `KVASIR_MODELS`, in order.
+pub fn models() -> Vec<PathBuf> {
+    let folder = std::env::var_os("KVASIR_MODELS").map_or_else(|| model(""), PathBuf::from);
+    let mut models: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    models.retain(|path| path.join("config.json").exists());
+    models.sort();
+    models
+}
+
 /// The recorded encoders of `testdata/encoders`, in order. `embed_qwen3` is left out: it is a
 /// decoder.
 pub fn encoders() -> Vec<PathBuf> {

@@ -5,6 +5,12 @@ pub fn rounds(n: u64) -> u64 {
     if cfg!(miri) { n.div_ceil(100) } else { n }
 }
 
+/// The number in the environment variable `name`, such as the number of seeds of a random test;
+/// `default` if there is none.
+pub fn env_number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|number| number.parse().ok()).unwrap_or(default)
+}
+
 /// SplitMix64. Equal seeds give equal sequences on every machine.
 #[derive(Clone, Debug)]
 pub struct Random(u64);

@@ -5,7 +5,7 @@ use crate::backend::AnyExecutor;
 use crate::cache_options::CacheOptions;
 use crate::error::Error;
 use crate::layer_groups::group_facts;
-use crate::load::LoadedModel;
+use crate::load::{ExecutorSizes, LoadedModel};
 use crate::memory::available_memory;
 use crate::model::Model;
 use crate::shared_prefix::SharedPrefix;
@@ -69,7 +69,7 @@ impl LoadedModel {
         let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
         let ring = cache.shape().rings.as_ref().map(Rings::longest_write);
         let states = cache.shape().states;
-        let executor = self.executor_with(slots, tokens, rows, kv, ring, states)?;
+        let executor = self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring, states })?;
         if states.is_some() && !executor.abilities().states {
             let reason = format!("`{}` does not store recurrent states", self.backend());
             return Err(Error::invalid("backend", reason));

@@ -168,7 +168,7 @@ impl fmt::Display for Inspection {
             writeln!(f, "{}", if *index_dim > 0 { format!(", indexer {index_dim}") } else { String::new() })?;
         }
         if target.is_recurrent() {
-            let draft_elements: usize = target.states.iter().map(|state| state.tail_elements).sum();
+            let draft_elements = target.state_layout().tail_elements;
             writeln!(f, "\nrecurrent states, of fixed size per sequence")?;
             write!(f, "  {} states, {} bytes in all", target.states.len(), target.state_elements() * 4)?;
             writeln!(f, ", {} bytes per draft token", draft_elements * 4)?;

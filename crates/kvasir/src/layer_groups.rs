@@ -15,7 +15,6 @@ use kvasir_program::{LayerFacts, LayerGroup, Program, Windows};
 /// rows behind a window.
 pub(crate) fn group_facts(program: &Program, draft_layers: &[LayerFacts], kv: KvType) -> Vec<GroupFacts> {
     let grouping = program.grouping(Windows::Joined);
-    let tail_elements = program.states.iter().map(|state| state.tail_elements).sum::<usize>();
     let facts = |(group, kind): (u8, &LayerGroup)| {
         let of_group = program.layers.iter().zip(&grouping.of_layer).filter(|(_, of)| **of == group);
         let mut layers: Vec<_> = of_group.map(|(layer, _)| *layer).collect();
@@ -23,7 +22,7 @@ pub(crate) fn group_facts(program: &Program, draft_layers: &[LayerFacts], kv: Kv
             LayerGroup::State => GroupFacts {
                 kind: GroupKind::State,
                 slot_bytes: f32_bytes(grouping.slot_elements[usize::from(group)]),
-                tail_row_bytes: f32_bytes(tail_elements),
+                tail_row_bytes: f32_bytes(program.state_layout().tail_elements),
             },
             LayerGroup::Window(window) => GroupFacts {
                 kind: GroupKind::Window(*window),

@@ -100,6 +100,23 @@ pub struct LoadedModel {
     replica: Mutex<Option<ExpertReplica>>,
 }
 
+/// The pools of an executor, and the size of its steps.
+#[derive(Clone, Copy)]
+pub(crate) struct ExecutorSizes {
+    /// Slots of the KV pool.
+    pub(crate) slots: u32,
+    /// Maximum tokens per step.
+    pub(crate) tokens: u32,
+    /// Maximum sequences per step.
+    pub(crate) rows: u32,
+    /// K/V data type; `None` takes the model's default.
+    pub(crate) kv: Option<KvType>,
+    /// The longest write, if sliding-window layers use ring buffers.
+    pub(crate) ring: Option<u32>,
+    /// The pool of recurrent states.
+    pub(crate) states: Option<StateConfig>,
+}
+
 /// One replica of an expert-parallel group.
 pub struct ExpertReplica {
     /// Exchanges rows with the other replicas.
@@ -239,20 +256,12 @@ impl LoadedModel {
         rows: u32,
         kv: Option<KvType>,
     ) -> Result<AnyExecutor, Error> {
-        self.executor_with(slots, tokens, rows, kv, None, None)
+        self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring: None, states: None })
     }
 
-    /// Builds an executor; with `ring`, the longest write, sliding-window layers use ring buffers.
-    /// `states` is its pool of recurrent states.
-    pub(crate) fn executor_with(
-        &self,
-        slots: u32,
-        tokens: u32,
-        rows: u32,
-        kv: Option<KvType>,
-        ring: Option<u32>,
-        states: Option<StateConfig>,
-    ) -> Result<AnyExecutor, Error> {
+    /// Builds an executor with these pools.
+    pub(crate) fn executor_with(&self, sizes: ExecutorSizes) -> Result<AnyExecutor, Error> {
+        let ExecutorSizes { slots, tokens, rows, kv, ring, states } = sizes;
         Ok(match &self.weights {
             Weights::Cpu(model) => {
                 let kv = kv.unwrap_or(self.kv);

@@ -146,9 +146,7 @@ impl OpenedModel {
     /// Shards the target for one of `ranks` ranks (tensor parallelism). Only rank 0 keeps the draft
     /// model, unsharded. Must be called after [`speculate`](Self::speculate).
     pub fn for_rank(mut self, rank: usize, ranks: usize) -> Result<Self, Error> {
-        self.check_ranks(ranks)?;
-        let shard = self.model.target.for_rank(rank, ranks);
-        self.model.target = shard.map_err(|why| Error::invalid("ranks", why))?;
+        self.model.target = self.shard_of_target(rank, ranks)?;
         if rank > 0 {
             // All ranks must compute the same rows of the target, so all keep the tap of rank 0.
             self.draft_tap = self.draft.take().and_then(|draft| draft.tap());
@@ -156,16 +154,19 @@ impl OpenedModel {
         Ok(self)
     }
 
-    /// Checks that the target can be sharded for `ranks` ranks. Fails for models with recurrent
-    /// layers.
+    /// Checks that the target can be sharded for `ranks` ranks.
     pub fn check_ranks(&self, ranks: usize) -> Result<(), Error> {
+        self.shard_of_target(0, ranks).map(drop)
+    }
+
+    /// The shard of the target for one rank. Fails for models with recurrent layers.
+    fn shard_of_target(&self, rank: usize, ranks: usize) -> Result<Program, Error> {
         let target = &self.model.target;
         if target.is_recurrent() {
             let reason = format!("{} has recurrent layers, which are not sharded yet", target.architecture);
             return Err(Error::invalid("ranks", reason));
         }
-        let shard = target.for_rank(0, ranks);
-        shard.map(drop).map_err(|why| Error::invalid("ranks", why))
+        target.for_rank(rank, ranks).map_err(|why| Error::invalid("ranks", why))
     }
 
     /// Keeps only the experts of `replica`, one of `replicas` (expert parallelism). The draft model

@@ -4,74 +4,21 @@
 //! Compared to each request alone: batched, chunked prefill, after a prefix cache hit, after
 //! preemption, forked, on every cache under every policy, on one thread or two. This is the
 //! numerics contract.
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+#![allow(clippy::unwrap_used)] // helpers of tests
 
-mod recorded_logits;
+mod common;
 
-use kvasir::{AnyExecutor, AnyPending};
+use common::{Arrivals, Coverage, Outputs, RecordingExecutor, policy, run_each};
+use kvasir::AnyExecutor;
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits, Pool, Precision};
-use kvasir_engine::{
-    Chunked, Chunking, Core, Engine, EventOutput, Finish, Limits, Mixing, Order, Params, Policy,
-    PrefillFirst, Rectangular, RectangularConfig, Request, RequestId, Turn,
-};
-use kvasir_exec::{
-    Abilities, Batch, BatchRow, Executor, PoolRow, Refused, RowKind, SequenceSpec, Step, StepError,
-};
+use kvasir_engine::{Core, Engine, Limits, Order, Params, Request, Turn};
+use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_kv::{
     Cache, CacheConfig, CacheKind, ClaimRow, Contiguous, PoolId, SharedPrefix, Span, StepId, Token, build,
 };
 use kvasir_sample::Sampling;
-use kvasir_testkit::checkpoints;
-use recorded_logits::RecordedLogits;
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
-
-/// Wraps an executor and records the logits of each position of each request.
-struct RecordingExecutor {
-    inner: AnyExecutor,
-    logits: RecordedLogits,
-    /// Requests that shared a step with others.
-    batched: BTreeSet<u64>,
-}
-
-impl Executor for RecordingExecutor {
-    type Pending = AnyPending;
-
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
-        self.inner.bind(row, spec);
-    }
-
-    fn submit(&mut self, mut step: Box<Step>) -> Result<AnyPending, Refused> {
-        step.batch.logits = true;
-        self.inner.submit(step)
-    }
-
-    fn wait(&mut self, pending: AnyPending) -> (Box<Step>, Result<(), StepError>) {
-        let (step, result) = self.inner.wait(pending);
-        self.logits.record(&step);
-        if step.batch.rows.len() > 1 {
-            self.batched.extend(step.batch.rows.iter().map(|row| row.request));
-        }
-        (step, result)
-    }
-}
-
-/// Output of a request: tokens, and logits of each sampled position.
-type RequestOutput = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
-
-/// Coverage of a run, so that a vacuous test fails.
-#[derive(Debug, Default)]
-struct Coverage {
-    hits: u32,
-    preemptions: u32,
-    batched: usize,
-}
+use kvasir_testkit::{checkpoints, steps::prompt};
+use std::sync::Arc;
 
 fn load(case: &str, arithmetic: Precision, threads: usize) -> Arc<CpuModel> {
     match arithmetic {
@@ -81,31 +28,11 @@ fn load(case: &str, arithmetic: Precision, threads: usize) -> Arc<CpuModel> {
     }
 }
 
-fn tokens(n: usize, salt: usize) -> Vec<Token> {
-    (0..n).map(|i| ((i * 37 + salt * 101 + 11) % 500) as Token).collect()
-}
-
 /// Requests with common prefixes, various temperatures, and lengths across the RoPE scaling
 /// threshold.
 fn requests(model: &CpuModel) -> Vec<Request> {
     // Longer than one KV chunk of the attention kernel.
-    let shared = tokens(70, 1);
-    let after_shared = |tail: usize, salt: usize| [&shared[..], &tokens(tail, salt)].concat();
-    let all = [
-        (after_shared(5, 2), 9, 0.0),
-        (tokens(23, 3), 14, 0.9),
-        (after_shared(9, 4), 12, 0.0),
-        (after_shared(5, 2), 9, 0.8),
-        (tokens(3, 5), 11, 0.0),
-        (after_shared(1, 6), 6, 1.2),
-    ];
-    let request = |(tag, (prompt, max_tokens, temperature)): (usize, (Vec<Token>, u32, f32))| {
-        let sampling = Sampling { temperature, seed: tag as u64 + 7, ..Sampling::default() };
-        let salt = model.program().prefix_salt(prompt.len() as u32 + max_tokens);
-        let params = Params { max_tokens, ignore_eos: true, sampling, salt, ..Params::default() };
-        Request { tag: tag as u64 * 10, prompt, params }
-    };
-    all.into_iter().enumerate().map(request).collect()
+    common::requests(model.program(), &prompt(70, 1), [9, 14, 12, 9, 11, 6])
 }
 
 /// A frozen prefix: the first tokens of a request, prefilled alone.
@@ -141,6 +68,7 @@ impl Frozen {
 }
 
 /// One configuration under test.
+#[derive(Debug)]
 struct Setup {
     cache: CacheKind,
     policy: &'static str,
@@ -150,22 +78,11 @@ struct Setup {
 }
 
 impl Setup {
-    fn policy(&self) -> Box<dyn Policy> {
-        match self.policy {
-            "whole" => Box::new(PrefillFirst::new(Chunking::Off, 0.0)),
-            "prefill-first" => Box::new(PrefillFirst::new(Chunking::On { cap: Some(17) }, 0.0)),
-            "chunked" => Box::new(Chunked::new(13, Mixing::Off)),
-            "mixed" => Box::new(Chunked::new(19, Mixing::On { target: None })),
-            "rectangular" => Box::new(Rectangular::new(RectangularConfig {
-                chunk_size: 16,
-                max_batch: 4,
-                ..RectangularConfig::default()
-            })),
-            other => panic!("no policy {other}"),
-        }
-    }
-
-    fn engine(&self, model: &Arc<CpuModel>, prefix: Option<&Frozen>) -> Engine<RecordingExecutor> {
+    fn engine(
+        &self,
+        model: &Arc<CpuModel>,
+        prefix: Option<&Frozen>,
+    ) -> Engine<RecordingExecutor<AnyExecutor>> {
         let rectangular = self.policy == "rectangular";
         let config = CacheConfig {
             block_size: 8,
@@ -193,20 +110,13 @@ impl Setup {
         }
         let inner = AnyExecutor::Cpu(Box::new(inner));
         let inner = if self.overlap { inner.on_thread().unwrap() } else { inner };
-        let logits = RecordedLogits::new(model.program().vocab);
-        let executor = RecordingExecutor { inner, logits, batched: BTreeSet::new() };
-        let core = Core::new(limits, Order::Fcfs, self.policy(), cache);
+        let executor = RecordingExecutor::new(inner, model.program());
+        let core = Core::new(limits, Order::Fcfs, policy(self.policy), cache);
         Engine::new(core, executor, || 0).overlap(self.overlap)
     }
 
     /// Runs requests that arrive one by one, each with `n` siblings; returns outputs by tag.
-    fn run(
-        &self,
-        model: &Arc<CpuModel>,
-        requests: &[Request],
-        n: u32,
-        coverage: &mut Coverage,
-    ) -> BTreeMap<u64, RequestOutput> {
+    fn run(&self, model: &Arc<CpuModel>, requests: &[Request], n: u32, coverage: &mut Coverage) -> Outputs {
         self.run_on(model, None, requests, n, coverage)
     }
 
@@ -218,67 +128,30 @@ impl Setup {
         requests: &[Request],
         n: u32,
         coverage: &mut Coverage,
-    ) -> BTreeMap<u64, RequestOutput> {
-        let mut engine = self.engine(model, prefix);
-        let mut answered: BTreeMap<u64, RequestOutput> = BTreeMap::new();
-        let mut ids: BTreeMap<u64, RequestId> = BTreeMap::new();
-        let mut waiting = requests.iter();
-        for turn in 0.. {
-            if turn % 3 == 0
-                && let Some(request) = waiting.next()
-            {
-                let added = engine.core_mut().add_siblings(request.clone(), n, 0).unwrap();
-                ids.extend((request.tag..).zip(added));
-            }
-            let done = engine.step().unwrap();
-            let outbox = engine.core_mut().outbox();
-            for EventOutput { event, tokens, .. } in outbox.iter() {
-                answered.entry(event.tag).or_default().0.extend_from_slice(tokens);
-            }
-            for ended in outbox.ended.drain(..) {
-                assert_eq!(ended.finish, Finish::MaxTokens);
-                coverage.hits += u32::from(ended.cached > 0);
-                coverage.preemptions += ended.preemptions;
-            }
-            outbox.clear();
-            if done == Turn::Idle && waiting.len() == 0 {
-                break;
-            }
-            assert!(turn < 2000, "requests did not finish");
-        }
-        coverage.batched += engine.executor().batched.len();
-        for (tag, (_, logits)) in &mut answered {
-            *logits = engine.executor().logits.of(ids[tag].0);
-        }
-        answered
+    ) -> Outputs {
+        let arrivals = Arrivals { requests, siblings: n, interval: 3, max_turns: 2000, context: self };
+        arrivals.run(&mut self.engine(model, prefix), coverage, |_, _, _| {})
     }
 }
 
 /// Reference outputs: each request and sibling alone, whole prompt, contiguous cache, one thread.
-fn run_alone(case: &str, arithmetic: Precision, kv: Option<KvType>, n: u64) -> BTreeMap<u64, RequestOutput> {
+fn run_alone(case: &str, arithmetic: Precision, kv: Option<KvType>, n: u64) -> Outputs {
     let model = load(case, arithmetic, 1);
     let kv = kv.unwrap_or(model.natural_kv());
     let setup = Setup { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
-    let mut answered = BTreeMap::new();
-    for request in requests(&model) {
-        for i in 0..n {
-            let mut one = request.clone();
-            one.tag += i;
-            one.params.sampling.seed += i;
-            answered.append(&mut setup.run(&model, &[one], 1, &mut Coverage::default()));
-        }
-        let (tokens, logits) = &answered[&request.tag];
+    let requests = requests(&model);
+    let outputs = run_each(&requests, n, |one| setup.run(&model, one, 1, &mut Coverage::default()));
+    for request in &requests {
+        let (tokens, logits) = &outputs[&request.tag];
         assert_eq!((tokens.len(), logits.len()), (request.params.max_tokens as usize, tokens.len()));
     }
-    answered
+    outputs
 }
 
-fn compare(about: &str, wanted: &BTreeMap<u64, RequestOutput>, got: &BTreeMap<u64, RequestOutput>) {
-    assert!(got.keys().eq(wanted.keys()), "{about}");
-    for (tag, (tokens, logits)) in got {
-        assert_eq!(tokens, &wanted[tag].0, "{about}: tokens of request {tag}");
-        assert!(logits == &wanted[tag].1, "{about}: logits of request {tag}");
-    }
+/// Compares tokens and logits; no output has logits of further positions.
+fn compare(context: &str, expected: &Outputs, outputs: &Outputs) {
+    common::compare(context, expected, outputs);
+    assert!(outputs == expected, "{context}: logits of further positions");
 }
 
 const POLICIES: [&str; 5] = ["whole", "prefill-first", "chunked", "mixed", "rectangular"];
@@ -319,15 +192,11 @@ fn forked_off_a_shared_prefix() {
         let kv = models[0].natural_kv();
         // Requests with the common prefix, of which a part that is not a whole number of blocks is
         // frozen.
-        let frozen = tokens(67, 1);
+        let frozen = prompt(67, 1);
         let mut requests = requests(&models[0]);
         requests.retain(|request| request.prompt.starts_with(&frozen));
         let whole = Setup { cache: CacheKind::Contiguous, policy: "whole", slots: 200, overlap: false, kv };
-        let mut wanted = BTreeMap::new();
-        for request in &requests {
-            let alone = std::slice::from_ref(request);
-            wanted.append(&mut whole.run(&models[0], alone, 1, &mut Coverage::default()));
-        }
+        let wanted = run_each(&requests, 1, |one| whole.run(&models[0], one, 1, &mut Coverage::default()));
         let prefix = Frozen::new(&models[0], &frozen, 60, kv);
         let mut coverage = Coverage::default();
         for (runs, cache) in CacheKind::ALL.iter().enumerate() {
@@ -403,7 +272,7 @@ fn state(setup: &Setup, model: &Arc<CpuModel>, is_preempted: bool) -> Vec<u32> {
     let mut engine = setup.engine(model, None);
     let sampling = Sampling { hidden: true, ..Sampling::default() };
     let params = Params { max_tokens: 1, sampling, ..Params::default() };
-    let id = engine.add_request(Request { tag: 1, prompt: tokens(60, 9), params }).unwrap();
+    let id = engine.add_request(Request { tag: 1, prompt: prompt(60, 9), params }).unwrap();
     let mut state = Vec::new();
     for turn in 0..100 {
         let done = engine.step().unwrap();

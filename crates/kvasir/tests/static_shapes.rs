@@ -7,21 +7,18 @@
 //! `kvasir-plain`.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod recorded_logits;
+mod common;
 
+use common::{Arrivals, Outputs, RecordingExecutor, request, run_each};
 use kvasir_engine::{
-    Chunked, Core, Engine, EventOutput, Limits, Mixing, Order, Params, Policy, Rectangular,
-    RectangularConfig, Request, Turn,
+    Chunked, Core, Engine, Limits, Mixing, Order, Policy, Rectangular, RectangularConfig, Request,
 };
 use kvasir_exec::{Abilities, Executor, PoolRow, Ran, Refused, RowKind, SequenceSpec, Step, StepError};
 use kvasir_formats::Checkpoint;
 use kvasir_kv::{CacheConfig, CacheKind, Token, build};
 use kvasir_plain::{Limits as PoolLimits, PlainExecutor, PlainModel};
 use kvasir_program::Model;
-use kvasir_sample::Sampling;
 use kvasir_testkit::{Random, paths};
-use recorded_logits::RecordedLogits;
-use std::collections::BTreeMap;
 
 /// Sequences, prompt plus answer, are shorter than this.
 const LENGTH: u32 = 96;
@@ -45,10 +42,9 @@ struct Coverage {
     wide_steps: usize,
 }
 
-/// Records the logits of every sampled position and checks the shape of every step.
+/// Checks the shape of every step.
 struct Checked {
     inner: PlainExecutor,
-    logits: RecordedLogits,
     shape: Shape,
     dummy: u32,
     coverage: Coverage,
@@ -111,23 +107,18 @@ impl Executor for Checked {
         self.inner.bind(row, spec);
     }
 
-    fn submit(&mut self, mut step: Box<Step>) -> Result<Ran, Refused> {
-        step.batch.logits = true;
+    fn submit(&mut self, step: Box<Step>) -> Result<Ran, Refused> {
         self.check(&step);
         self.inner.submit(step)
     }
 
     fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
-        let (step, result) = self.inner.wait(pending);
-        self.logits.record(&step);
-        (step, result)
+        self.inner.wait(pending)
     }
 }
 
-/// Tokens of a request, and the logits of each sampled position.
-type RequestOutput = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
-
 /// Cache and batch shape of a run.
+#[derive(Debug)]
 struct Setup {
     cache: CacheKind,
     block: u32,
@@ -137,7 +128,7 @@ struct Setup {
 }
 
 impl Setup {
-    fn engine(&self, model: &PlainModel) -> Engine<Checked> {
+    fn engine(&self, model: &PlainModel) -> Engine<RecordingExecutor<Checked>> {
         let config = CacheConfig {
             block_size: self.block,
             max_sequences: 32,
@@ -166,44 +157,20 @@ impl Setup {
             states: None,
         };
         let inner = PlainExecutor::new(model, pool).with_batch_sizes(self.batch_sizes.clone());
-        let logits = RecordedLogits::new(model.program().vocab);
         let (dummy, coverage) = (cache.shape().dummy_slot, Coverage::default());
-        let executor = Checked { inner, logits, shape, dummy, coverage };
+        let executor = RecordingExecutor::new(Checked { inner, shape, dummy, coverage }, model.program());
         Engine::new(Core::new(limits, Order::Fcfs, policy, cache), executor, || 0)
     }
 
     /// Runs requests that arrive in every second turn; returns outputs by tag.
-    fn run(
-        &self,
-        model: &PlainModel,
-        requests: &[Request],
-        coverage: &mut Coverage,
-    ) -> BTreeMap<u64, RequestOutput> {
+    fn run(&self, model: &PlainModel, requests: &[Request], coverage: &mut Coverage) -> Outputs {
         let mut engine = self.engine(model);
-        let (mut outputs, mut ids) = (BTreeMap::<u64, RequestOutput>::new(), BTreeMap::new());
-        let mut waiting = requests.iter();
-        for turn in 0.. {
-            if turn % 2 == 0
-                && let Some(request) = waiting.next()
-            {
-                ids.insert(request.tag, engine.add_request(request.clone()).unwrap().0);
-            }
-            let done = engine.step().unwrap();
-            let outbox = engine.core_mut().outbox();
-            for EventOutput { event, tokens, .. } in outbox.iter() {
-                outputs.entry(event.tag).or_default().0.extend_from_slice(tokens);
-            }
-            outbox.clear();
-            if done == Turn::Idle && waiting.len() == 0 {
-                break;
-            }
-            assert!(turn < 5000, "requests did not finish");
-        }
-        let Checked { logits: recorded, coverage: step_coverage, .. } = engine.executor();
-        for (tag, (tokens, logits)) in &mut outputs {
-            *logits = recorded.of(ids[tag]);
+        let arrivals = Arrivals { requests, siblings: 1, interval: 2, max_turns: 5000, context: self };
+        let outputs = arrivals.run(&mut engine, &mut common::Coverage::default(), |_, _, _| {});
+        for (tokens, logits) in outputs.values() {
             assert_eq!(tokens.len(), logits.len());
         }
+        let step_coverage = engine.executor().inner.coverage;
         coverage.left_padded += step_coverage.left_padded;
         coverage.right_padded += step_coverage.right_padded;
         coverage.redirected += step_coverage.redirected;
@@ -224,19 +191,13 @@ fn load(case: &str) -> PlainModel {
 fn requests(random: &mut Random, model: &PlainModel) -> Vec<Request> {
     let trunk: Vec<Token> = (0..64).map(|_| random.between(1, 400)).collect();
     let count = u64::from(random.between(3, 6));
-    let one = |tag: u64| {
+    let one = |n: u64| {
         let shared = if random.chance(70) { random.between(0, 50) } else { 0 };
         let mut prompt = trunk[..shared as usize].to_vec();
         prompt.extend((0..random.between(1, 20)).map(|_| random.between(1, 400)));
         let max_tokens = random.between(2, 12);
         let temperature = if random.chance(50) { 0.9 } else { 0.0 };
-        let sampling = Sampling { temperature, seed: tag + 7, ..Sampling::default() };
-        let salt = model.program().prefix_salt(prompt.len() as u32 + max_tokens);
-        Request {
-            tag,
-            prompt,
-            params: Params { max_tokens, ignore_eos: true, sampling, salt, ..Params::default() },
-        }
+        request(model.program(), n, prompt, max_tokens, temperature)
     };
     (0..count).map(one).collect()
 }
@@ -254,15 +215,8 @@ fn same_bits(setups: impl Fn(&mut Random) -> Vec<Setup>) -> Coverage {
             let requests = requests(&mut random, &model);
             let ragged =
                 |cache| Setup { cache, block: 8, rectangle: None, batch_sizes: Vec::new(), sharing: true };
-            let mut wanted = BTreeMap::new();
-            for request in &requests {
-                let alone = std::slice::from_ref(request);
-                wanted.append(&mut ragged(CacheKind::Contiguous).run(
-                    &model,
-                    alone,
-                    &mut Coverage::default(),
-                ));
-            }
+            let alone = ragged(CacheKind::Contiguous);
+            let wanted = run_each(&requests, 1, |one| alone.run(&model, one, &mut Coverage::default()));
             let together = ragged(CacheKind::Radix).run(&model, &requests, &mut Coverage::default());
             assert!(together == wanted, "{case}, seed {seed}: ragged");
             for (n, setup) in setups(&mut random).iter().enumerate() {

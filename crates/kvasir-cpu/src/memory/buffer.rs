@@ -124,6 +124,13 @@ impl Buffer {
         // SAFETY: as above, and the buffer is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.base, self.len) }
     }
+
+    /// The bytes as f32 elements.
+    pub(crate) fn floats_mut(&mut self) -> &mut [f32] {
+        // SAFETY: the buffer is page-aligned and borrowed exclusively; every bit pattern is a valid
+        // f32.
+        unsafe { std::slice::from_raw_parts_mut(self.base.cast(), self.len / 4) }
+    }
 }
 
 impl Drop for Buffer {

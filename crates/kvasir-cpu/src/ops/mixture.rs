@@ -121,14 +121,6 @@ impl MixtureMemory {
     }
 }
 
-/// A buffer as f32.
-fn floats(buffer: &mut Buffer) -> &mut [f32] {
-    let len = buffer.len() / 4;
-    // SAFETY: the buffer is page-aligned and borrowed exclusively; every bit pattern is a valid
-    // f32.
-    unsafe { std::slice::from_raw_parts_mut(buffer.bytes_mut().as_mut_ptr().cast(), len) }
-}
-
 /// Reserved value ids of an expert's operands, so that each operand is quantized only once.
 const GATHERED: ValueId = ValueId(u32::MAX);
 const ACTIVATED: ValueId = ValueId(u32::MAX - 1);
@@ -173,7 +165,7 @@ impl Experts<'_> {
         let (threads, isa, activation) = (self.threads, self.isa, self.activation);
         let (gate, up, down) = (&self.gate[expert], self.up.get(expert), &self.down[expert]);
         let (outer, inner) = (gate.inputs, gate.outputs);
-        let rows_x = floats(&mut m.x);
+        let rows_x = m.x.floats_mut();
         let gathered = DisjointRows::new(rows_x, outer);
         for_each_row(threads, n, &|_, row| {
             // SAFETY: each row is written by one thread.
@@ -190,23 +182,23 @@ impl Experts<'_> {
             can_fuse && m.prepared.gate(threads, matrices, GATHERED, &x(), n, ACTIVATED)
         });
         if !fused {
-            let gates = Some((gate, Output::new(floats(&mut m.gate), n, inner, inner)));
-            let ups = up.map(|up| (up, Output::new(floats(&mut m.up), n, inner, inner)));
+            let gates = Some((gate, Output::new(m.gate.floats_mut(), n, inner, inner)));
+            let ups = up.map(|up| (up, Output::new(m.up.floats_mut(), n, inner, inner)));
             m.prepared.multiply(threads, &mut [gates, ups], Some(GATHERED), &x());
-            let (g, u) = (floats(&mut m.gate), floats(&mut m.up));
+            let (g, u) = (m.gate.floats_mut(), m.up.floats_mut());
             let (g, u) = (&*g, if up.is_some() { &*u } else { &*g });
-            let activated = DisjointRows::new(floats(&mut m.inner), inner);
+            let activated = DisjointRows::new(m.inner.floats_mut(), inner);
             for_each_row(threads, n, &|_, row| {
                 let at = row * inner..(row + 1) * inner;
                 // SAFETY: as above.
                 activate(isa, &g[at.clone()], &u[at], activation, unsafe { activated.row(row) });
             });
         }
-        let activated = Operand::Rows(floats(&mut m.inner), inner);
+        let activated = Operand::Rows(m.inner.floats_mut(), inner);
         let name = fused.then_some(ACTIVATED);
-        let out = Output::new(floats(&mut m.out), n, outer, outer);
+        let out = Output::new(m.out.floats_mut(), n, outer, outer);
         m.prepared.multiply(threads, &mut [Some((down, out))], name, &activated);
-        let out = floats(&mut m.out);
+        let out = m.out.floats_mut();
         for_each_row(threads, n, &|_, row| sink(row, &out[row * outer..(row + 1) * outer]));
     }
 

@@ -15,7 +15,6 @@ use crate::kernels::RecurrentKernel;
 use crate::memory::aligned::AlignedVec;
 use crate::recurrent::inputs::{RowInputs, Segment};
 use crate::recurrent::op_context::OpContext;
-use std::ops::Range;
 
 /// Columns of a work item: two cache lines, so that a kernel of any width reads whole lines.
 pub(crate) const ITEM_COLUMNS: usize = 32;
@@ -47,7 +46,8 @@ pub(crate) struct Matrices {
 pub(crate) struct BlockTask<'a> {
     pub(crate) row: &'a RowInputs,
     pub(crate) head: usize,
-    pub(crate) columns: Range<usize>,
+    /// First column of the block.
+    pub(crate) column: usize,
     pub(crate) segment: Segment,
     pub(crate) block: Block,
 }
@@ -73,7 +73,6 @@ pub(crate) unsafe fn for_each_block(
     let Matrices { heads, rows: height, columns } = matrices;
     let items_per_head = columns.div_ceil(ITEM_COLUMNS);
     let items_per_row = heads * items_per_head;
-    let kernel = RecurrentKernel::of(isa);
     // Address of an item's columns in the state that the row reads.
     let state_of_item = |row: &RowInputs, item: usize| {
         let (head, first) = (item / items_per_head, item % items_per_head * ITEM_COLUMNS);
@@ -89,7 +88,8 @@ pub(crate) unsafe fn for_each_block(
         let end = columns.min(first + ITEM_COLUMNS);
         let mut column = first;
         while column < end {
-            let width = kernel.block_columns(end - column);
+            let kernel = RecurrentKernel::widest(isa, end - column);
+            let width = kernel.columns();
             let offset = head * height * columns + column;
             let at = |slot| pool.state(slot, state).wrapping_add(offset);
             let work = work.as_mut_ptr();
@@ -113,7 +113,7 @@ pub(crate) unsafe fn for_each_block(
                 };
                 let (to, to_stride) = direct.map_or((work, width), |to| (to, columns));
                 let block = Block { from, from_stride, work, to, to_stride, prefetch };
-                run_block(kernel, &BlockTask { row, head, columns: column..column + width, segment, block });
+                run_block(kernel, &BlockTask { row, head, column, segment, block });
                 if direct.is_none() {
                     for slot in stores.into_iter().flatten() {
                         // SAFETY: the slot exists, and only this item accesses these columns of it.
@@ -189,8 +189,8 @@ macro_rules! each_vector {
 }
 pub(crate) use each_vector;
 
-/// Defines `$name(kernel, columns, inputs, block)`, which calls the kernel for blocks of `columns`
-/// columns on an instruction set. `$define!` defines the kernel for one module of `vectors`.
+/// Defines `$name(kernel, inputs, block)`, which calls a kernel. `$define!` defines the kernels of
+/// one module of `vectors`.
 macro_rules! column_kernels {
     ($(#[$doc:meta])* $name:ident($inputs:ty), $define:ident) => {
         $define! { scalars, }
@@ -211,25 +211,24 @@ macro_rules! column_kernels {
         $(#[$doc])*
         pub(crate) unsafe fn $name(
             kernel: $crate::kernels::RecurrentKernel,
-            columns: usize,
             inputs: &$inputs,
             block: &$crate::recurrent::columns::Block,
         ) {
             use $crate::kernels::RecurrentKernel;
             // SAFETY: `kernel` implies its instruction set; the rest is upheld by the caller.
             unsafe {
-                match (kernel, columns) {
-                    (RecurrentKernel::Arrays, 8) => arrays::<2>(inputs, block),
-                    (RecurrentKernel::Arrays, 4) => arrays::<1>(inputs, block),
-                    (RecurrentKernel::Arrays, _) => scalars::<1>(inputs, block),
+                match kernel {
+                    RecurrentKernel::Scalar => scalars::<1>(inputs, block),
+                    RecurrentKernel::Arrays => arrays::<1>(inputs, block),
+                    RecurrentKernel::ArrayPairs => arrays::<2>(inputs, block),
                     #[cfg(target_arch = "x86_64")]
-                    (RecurrentKernel::Avx2, 8) => v256::<1>(inputs, block),
+                    RecurrentKernel::FusedScalar => fused_scalars(inputs, block),
                     #[cfg(target_arch = "x86_64")]
-                    (RecurrentKernel::Avx512, 32) => v512::<2>(inputs, block),
+                    RecurrentKernel::Avx2 => v256::<1>(inputs, block),
                     #[cfg(target_arch = "x86_64")]
-                    (RecurrentKernel::Avx512, 16) => v512::<1>(inputs, block),
+                    RecurrentKernel::Avx512 => v512::<1>(inputs, block),
                     #[cfg(target_arch = "x86_64")]
-                    (RecurrentKernel::Avx2 | RecurrentKernel::Avx512, _) => fused_scalars(inputs, block),
+                    RecurrentKernel::Avx512Pairs => v512::<2>(inputs, block),
                 }
             }
         }

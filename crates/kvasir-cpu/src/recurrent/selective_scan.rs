@@ -120,14 +120,14 @@ macro_rules! scan_kernel {
 }
 
 column_kernels! {
-    /// Runs the recurrence of at least one input over a block of `columns` columns.
+    /// Runs the recurrence of at least one input over a block of [`RecurrentKernel::columns`]
+    /// columns.
     ///
     /// # Safety
-    /// `columns` must come from [`RecurrentKernel::block_columns`], and the CPU must have the
-    /// instruction set of `kernel`. All addresses must be valid for the rows and columns of
-    /// `inputs` and `block`.
+    /// The CPU must have the instruction set of `kernel`. All addresses must be valid for the rows
+    /// and columns of `inputs` and `block`.
     ///
-    /// [`RecurrentKernel::block_columns`]: crate::kernels::RecurrentKernel::block_columns
+    /// [`RecurrentKernel::columns`]: crate::kernels::RecurrentKernel::columns
     scan_block(ScanInputs), scan_kernel
 }
 
@@ -164,7 +164,7 @@ pub(crate) unsafe fn run(
         let first = task.row.first_input + task.segment.inputs.start;
         let group = form.group(task.head) * form.state_dim;
         let part = |at: usize| StridedRows::new(prepared, stride, first, at);
-        let column = task.head * form.head_dim + task.columns.start;
+        let column = task.head * form.head_dim + task.column;
         let mut discarded = [0.0f32; ITEM_COLUMNS];
         let (x, b, c, y) = match task.segment.source {
             Source::Token(token) => {
@@ -194,7 +194,7 @@ pub(crate) unsafe fn run(
         };
         // SAFETY: the inputs and outputs of these tokens exist, and only this task writes these
         // columns.
-        unsafe { scan_block(kernel, task.columns.len(), &inputs, &task.block) };
+        unsafe { scan_block(kernel, &inputs, &task.block) };
     };
     // SAFETY: upheld by the caller.
     unsafe { for_each_block(context, matrices, &run_block) };

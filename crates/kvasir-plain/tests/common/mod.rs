@@ -4,23 +4,17 @@
 
 pub(crate) mod steps;
 
-use kvasir_exec::{Batch, BatchRow, Drafts, Executor, PoolRow, RowKind, SequenceSpec, Step};
+use kvasir_exec::{Executor, PoolRow, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
-use kvasir_kv::{
-    Cache, CacheConfig, CacheKind, ClaimRow, Lowering, Plan, SeqId, Span, StateConfig, StepId, Token, build,
-};
+use kvasir_kv::{Cache, CacheConfig, CacheKind, Lowering, Plan, SeqId, StateConfig, Token, build};
 use kvasir_plain::{Limits, Pass, PlainExecutor, PlainModel};
 use kvasir_program::{Model, Tap};
-use kvasir_sample::Sampling;
+use kvasir_testkit::steps::row_input;
 use std::path::{Path, PathBuf};
 
 /// The test checkpoints of the repository, or those under `KVASIR_MODELS`.
 pub(crate) fn cases() -> Vec<PathBuf> {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata/models");
-    let dir = std::env::var_os("KVASIR_MODELS").map_or(here, PathBuf::from);
-    let mut cases: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
-    cases.retain(|p| p.join("config.json").exists());
-    cases.sort();
+    let cases = kvasir_testkit::paths::models();
     assert!(cases.len() >= 24, "only {} checkpoints", cases.len());
     cases
 }
@@ -75,31 +69,12 @@ impl Stream {
 
     /// Claims and plans a step in which the tokens from `sample_from` on are sampled.
     pub(crate) fn step(&mut self, tokens: &[Token], sample_from: usize) -> Step {
-        let id = StepId(self.next);
-        self.next += 1;
         let cached = self.cache.len(self.seq).unwrap();
-        let n = tokens.len() as u32;
-        self.cache.claim(id, &[ClaimRow::new(self.seq, n)]).unwrap();
-        let mut step = Step::default();
-        self.cache.plan(id, &mut step.plan).unwrap();
-        lower(&mut step);
-        step.batch = Batch { step: id, tokens: tokens.to_vec(), logits: true, ..Batch::default() };
-        step.batch.rows.push(BatchRow {
-            request: 0,
-            seq: self.seq,
-            kind: RowKind::MultiDecode,
-            tokens: Span::new(0, tokens.len()),
-            cached,
-            context_len: cached + n,
-            last_block_tokens: 1,
-            sample_from: sample_from as u32,
-            pool_row: PoolRow(0),
-            scored: Span::default(),
-            drafts: Drafts::default(),
-            feeds_draft: false,
-            draft_depth: 0,
-            sampling: Sampling::default(),
-        });
+        let mut step = steps::step(&mut *self.cache, self.next, &[row_input(self.seq, tokens)]);
+        self.next += 1;
+        let row = &mut step.batch.rows[0];
+        (row.cached, row.context_len, row.last_block_tokens) = (cached, cached + tokens.len() as u32, 1);
+        row.sample_from = sample_from as u32;
         step
     }
 

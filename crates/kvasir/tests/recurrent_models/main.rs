@@ -3,24 +3,24 @@
 //!
 //! Compared to each request alone: batched, chunked, after a prefix cache hit at a checkpoint,
 //! after preemption, with siblings, with drafts of any acceptance, on every cache under every policy.
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+#![allow(clippy::unwrap_used)] // helpers of tests
 
 mod backend;
-#[path = "../recorded_logits/mod.rs"]
-mod recorded_logits;
+#[path = "../common/mod.rs"]
+mod common;
 mod setup;
 
 use backend::Backend;
+use common::{Coverage, Outputs, compare, run_each};
 use kvasir_engine::{Params, Request};
 use kvasir_formats::Checkpoint;
 use kvasir_kv::{CacheKind, Token};
 use kvasir_program::Model;
-use kvasir_sample::Sampling;
 use kvasir_testkit::paths;
+use kvasir_testkit::steps::prompt;
 use serde_json::Value as Json;
-use setup::{ALONE, Coverage, Drafts, RequestOutput, Setup};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use setup::{ALONE, Drafts, Setup};
+use std::path::Path;
 
 /// A model with recurrent layers on one backend.
 struct Case {
@@ -42,14 +42,11 @@ fn cases_of_setups() -> impl Iterator<Item = Case> {
 /// The recorded checkpoints with recurrent layers whose names are `chosen`, each on every backend
 /// that runs it: those of the repository, or those in the folder `KVASIR_MODELS`.
 fn cases(chosen: impl Fn(&str) -> bool) -> impl Iterator<Item = Case> {
-    let folder = std::env::var_os("KVASIR_MODELS").map_or_else(|| paths::model(""), Into::into);
-    let mut all: Vec<PathBuf> =
-        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    all.retain(|path| path.join("config.json").exists() && path.join("expected.json").exists());
+    let mut all = paths::models();
+    all.retain(|path| path.join("expected.json").exists());
     all.retain(|path| program(path).is_some_and(|(model, _)| model.target.is_recurrent()));
     assert!(all.len() >= 10, "only {} recurrent models", all.len());
     all.retain(|path| chosen(&path.file_name().unwrap().to_string_lossy()));
-    all.sort();
     all.into_iter().flat_map(|path| {
         let (model, checkpoint) = program(&path).unwrap();
         let text = std::fs::read_to_string(path.join("expected.json")).unwrap();
@@ -72,55 +69,16 @@ fn ids(json: &Json) -> Vec<Token> {
     json.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as Token).collect()
 }
 
-fn tokens(n: usize, salt: usize) -> Vec<Token> {
-    (0..n).map(|i| ((i * 37 + salt * 101 + 11) % 500) as Token).collect()
-}
-
 /// Requests with common prefixes and various temperatures. Two of them repeat themselves, so that
 /// n-gram drafts are proposed.
 fn requests(model: &Backend) -> Vec<Request> {
-    let shared = [tokens(20, 1), tokens(20, 1), tokens(13, 7)].concat();
-    let after_shared = |tail: usize, salt: usize| [&shared[..], &tokens(tail, salt)].concat();
-    let all = [
-        (after_shared(5, 2), 14, 0.0),
-        (tokens(23, 3), 14, 0.9),
-        (after_shared(9, 4), 12, 0.0),
-        (after_shared(5, 2), 9, 0.8),
-        (tokens(3, 5), 20, 0.0),
-        (after_shared(1, 6), 6, 1.2),
-    ];
-    let request = |(tag, (prompt, max_tokens, temperature)): (usize, (Vec<Token>, u32, f32))| {
-        let sampling = Sampling { temperature, seed: tag as u64 + 7, ..Sampling::default() };
-        let salt = model.program().prefix_salt(prompt.len() as u32 + max_tokens);
-        let params = Params { max_tokens, ignore_eos: true, sampling, salt, ..Params::default() };
-        Request { tag: tag as u64 * 10, prompt, params }
-    };
-    all.into_iter().enumerate().map(request).collect()
+    let shared = [prompt(20, 1), prompt(20, 1), prompt(13, 7)].concat();
+    common::requests(model.program(), &shared, [14, 14, 12, 9, 20, 6])
 }
 
 /// The outputs of each request and each of its `n` siblings, run alone.
-fn run_alone(model: &Backend, requests: &[Request], n: u64) -> BTreeMap<u64, RequestOutput> {
-    let mut outputs = BTreeMap::new();
-    for request in requests {
-        for i in 0..n {
-            let mut sibling = request.clone();
-            sibling.tag += i;
-            sibling.params.sampling.seed += i;
-            outputs.append(&mut ALONE.run(model, &[sibling], 1, &BTreeMap::new(), &mut Coverage::default()));
-        }
-    }
-    outputs
-}
-
-fn compare(context: &str, expected: &BTreeMap<u64, RequestOutput>, outputs: &BTreeMap<u64, RequestOutput>) {
-    assert!(outputs.keys().eq(expected.keys()), "{context}");
-    for (tag, (tokens, logits)) in expected {
-        assert_eq!(tokens, &outputs[tag].0, "{context}: tokens of request {tag}");
-        // `outputs` also has logits of drafts beyond the end of an output.
-        for (position, bits) in logits {
-            assert!(outputs[tag].1.get(position) == Some(bits), "{context}: logits of {tag} at {position}");
-        }
-    }
+fn run_alone(model: &Backend, requests: &[Request], n: u64) -> Outputs {
+    run_each(requests, n, |one| ALONE.run(model, one, 1, &Outputs::new(), &mut Coverage::default()))
 }
 
 /// Runs the requests of a case in each setup and compares them to each request alone.
@@ -167,7 +125,7 @@ fn every_chunk_size_gives_the_recorded_tokens_and_logits() {
                 }
                 let last = request.prompt.len() as u32 - 1;
                 let outputs =
-                    setup.run(&case.model, &[request], 1, &BTreeMap::new(), &mut Coverage::default());
+                    setup.run(&case.model, &[request], 1, &Outputs::new(), &mut Coverage::default());
                 assert_eq!(outputs[&1].0, expected, "{context}");
                 let logits = case.expected["final_logits"][prompt].as_array().unwrap();
                 for (ours, recorded) in outputs[&1].1[&last].iter().zip(logits) {

@@ -1,56 +1,15 @@
-//! `Setup`: the cache, policy, drafts and preemption under which a test runs its requests. Records
-//! the logits of every sampled position.
+//! `Setup`: the cache, policy, drafts and preemption under which a test runs its requests.
 
 use crate::backend::{Backend, DRAFTS};
-use crate::recorded_logits::RecordedLogits;
-use kvasir::{AnyExecutor, AnyPending};
-use kvasir_engine::{
-    Chunked, Chunking, Core, Drafter, Engine, EventOutput, Finish, Limits, Mixing, NgramDrafter, Order,
-    Policy, PrefillFirst, Proposal, Rectangular, RectangularConfig, Request, RequestId, Sequence, Turn,
-};
-use kvasir_exec::{Abilities, Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
+use crate::common::{Arrivals, Coverage, Outputs, RecordingExecutor, policy};
+use kvasir::AnyExecutor;
+use kvasir_engine::{Core, Drafter, Engine, Limits, NgramDrafter, Order, Proposal, Request, Sequence};
 use kvasir_kv::{CacheConfig, CacheKind, StateConfig, Token, build};
 use kvasir_testkit::Random;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Slots per block.
 pub(crate) const BLOCK: u32 = 8;
-
-/// Wraps an executor and records the logits of each position of each request.
-struct RecordingExecutor {
-    inner: AnyExecutor,
-    logits: RecordedLogits,
-    /// Requests that shared a step with others.
-    batched: BTreeSet<u64>,
-}
-
-impl Executor for RecordingExecutor {
-    type Pending = AnyPending;
-
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn bind(&mut self, row: PoolRow, spec: SequenceSpec) {
-        self.inner.bind(row, spec);
-    }
-
-    fn submit(&mut self, mut step: Box<Step>) -> Result<AnyPending, Refused> {
-        step.batch.logits = true;
-        self.inner.submit(step)
-    }
-
-    fn wait(&mut self, pending: AnyPending) -> (Box<Step>, Result<(), StepError>) {
-        let (step, result) = self.inner.wait(pending);
-        assert_eq!(result, Ok(()));
-        assert_eq!(step.output.draft_error, None);
-        self.logits.record(&step);
-        if step.batch.rows.len() > 1 {
-            self.batched.extend(step.batch.rows.iter().map(|row| row.request));
-        }
-        (step, result)
-    }
-}
 
 /// Source of drafts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,38 +68,9 @@ pub(crate) const ALONE: Setup = Setup {
     preempts: false,
 };
 
-/// Coverage of a run, so that a vacuous test fails.
-#[derive(Debug, Default)]
-pub(crate) struct Coverage {
-    pub(crate) hits: u32,
-    pub(crate) preemptions: u32,
-    pub(crate) accepted: u32,
-    pub(crate) rejected: u32,
-    pub(crate) batched: usize,
-}
-
-/// Output of a request: tokens, and logits of each sampled position.
-pub(crate) type RequestOutput = (Vec<Token>, BTreeMap<u32, Vec<u32>>);
-
 impl Setup {
-    fn policy(&self) -> Box<dyn Policy> {
-        match self.policy {
-            "whole" => Box::new(PrefillFirst::new(Chunking::Off, 0.0)),
-            "prefill-first" => Box::new(PrefillFirst::new(Chunking::On { cap: Some(17) }, 0.0)),
-            "chunked" => Box::new(Chunked::new(13, Mixing::Off)),
-            "mixed" => Box::new(Chunked::new(19, Mixing::On { target: None })),
-            "tokens" => Box::new(Chunked::new(1, Mixing::Off)),
-            "rectangular" => Box::new(Rectangular::new(RectangularConfig {
-                chunk_size: 2 * BLOCK,
-                max_batch: 4,
-                ..RectangularConfig::default()
-            })),
-            other => panic!("no policy {other}"),
-        }
-    }
-
     /// Builds the engine. `Drafts::Oracle` proposes `outputs`.
-    fn engine(&self, model: &Backend, outputs: &BTreeMap<u64, RequestOutput>) -> Engine<RecordingExecutor> {
+    fn engine(&self, model: &Backend, outputs: &Outputs) -> Engine<RecordingExecutor<AnyExecutor>> {
         let is_rectangular = self.policy == "rectangular";
         let max_num_seqs = if self.cache.holds_one_sequence() { 1 } else { 5 };
         let states = StateConfig {
@@ -168,9 +98,8 @@ impl Setup {
         let slots = cache.shape().capacity + BLOCK;
         let inner = model.executor(slots, states, self.drafts == Drafts::Mtp);
         let inner = if self.overlap { inner.on_thread().unwrap() } else { inner };
-        let logits = RecordedLogits::new(model.program().vocab);
-        let executor = RecordingExecutor { inner, logits, batched: BTreeSet::new() };
-        let core = Core::new(limits, Order::Fcfs, self.policy(), cache);
+        let executor = RecordingExecutor::new(inner, model.program());
+        let core = Core::new(limits, Order::Fcfs, policy(self.policy), cache);
         let engine = Engine::new(core, executor, || 0).overlap(self.overlap);
         match self.drafts {
             Drafts::None => engine,
@@ -190,46 +119,15 @@ impl Setup {
         model: &Backend,
         requests: &[Request],
         n: u32,
-        expected: &BTreeMap<u64, RequestOutput>,
+        expected: &Outputs,
         coverage: &mut Coverage,
-    ) -> BTreeMap<u64, RequestOutput> {
-        let mut engine = self.engine(model, expected);
-        let (mut outputs_by_tag, mut ids) =
-            (BTreeMap::<u64, RequestOutput>::new(), BTreeMap::<u64, RequestId>::new());
-        let mut waiting = requests.iter();
-        for turn in 0.. {
-            if turn % 3 == 0
-                && let Some(request) = waiting.next()
-            {
-                let added = engine.core_mut().add_siblings(request.clone(), n, 0).unwrap();
-                ids.extend((request.tag..).zip(added));
-            }
-            let done = engine.step().unwrap();
+    ) -> Outputs {
+        let arrivals = Arrivals { requests, siblings: n, interval: 3, max_turns: 4000, context: self };
+        arrivals.run(&mut self.engine(model, expected), coverage, |core, turn, ids| {
             if self.preempts && turn % 7 == 5 {
-                ids.values().rev().any(|id| engine.core_mut().preempt(*id));
+                ids.values().rev().any(|id| core.preempt(*id));
             }
-            engine.core().cache().check().unwrap();
-            let outbox = engine.core_mut().outbox();
-            for EventOutput { event, tokens, .. } in outbox.iter() {
-                outputs_by_tag.entry(event.tag).or_default().0.extend_from_slice(tokens);
-            }
-            for ended in outbox.ended.drain(..) {
-                assert_eq!(ended.finish, Finish::MaxTokens, "{self:?}");
-                coverage.hits += u32::from(ended.cached > 0);
-                coverage.preemptions += ended.preemptions;
-                coverage.accepted += ended.accepted;
-                coverage.rejected += ended.drafted - ended.accepted;
-            }
-            outbox.clear();
-            if done == Turn::Idle && waiting.len() == 0 {
-                break;
-            }
-            assert!(turn < 4000, "requests did not finish");
-        }
-        coverage.batched += engine.executor().batched.len();
-        for (tag, (_, logits)) in &mut outputs_by_tag {
-            *logits = engine.executor().logits.of(ids[tag].0);
-        }
-        outputs_by_tag
+            core.cache().check().unwrap();
+        })
     }
 }

@@ -20,6 +20,11 @@ impl Run<'_> {
     pub(crate) fn row(&self, op: &Op, values: &[Buffer], row: usize, y: &mut [f32]) {
         let (isa, width) = (self.model.isa, y.len());
         let x = |v: ValueId| &self.value(values, v)[row * width..(row + 1) * width];
+        // An operand whose width is not that of the result.
+        let own_width = |v: ValueId| {
+            let width = self.width(v);
+            &self.value(values, v)[row * width..(row + 1) * width]
+        };
         match op {
             Op::Norm { x: v, kind, weight, bias, eps, groups, .. } => {
                 let vector = |id: &WeightId| &self.model.vectors[id][..];
@@ -40,11 +45,7 @@ impl Run<'_> {
             Op::Add { a, b, .. } => add(isa, x(*a), x(*b), y),
             Op::Elementwise { x: v, function, .. } => elementwise(isa, x(*v), *function, y),
             Op::GroupDot { a, b, groups, .. } => {
-                let group_width = self.width(*a) / groups;
-                let width = group_width * groups;
-                let groups_of = |v: ValueId| {
-                    self.value(values, v)[row * width..(row + 1) * width].chunks_exact(group_width)
-                };
+                let groups_of = |v: ValueId| own_width(v).chunks_exact(self.width(v) / groups);
                 let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum();
                 y.iter_mut().zip(groups_of(*a).zip(groups_of(*b))).for_each(|(y, (a, b))| *y = dot(a, b));
             }
@@ -54,11 +55,7 @@ impl Run<'_> {
                 hyper_connection(x(*v), form, weights, y);
             }
             Op::MixStreams { x: v, weights, streams, .. } => {
-                let of_row = |v: ValueId| {
-                    let width = self.width(v);
-                    &self.value(values, v)[row * width..(row + 1) * width]
-                };
-                mix_streams(isa, of_row(*v), of_row(*weights), self.width(*v) / streams, y);
+                mix_streams(isa, own_width(*v), own_width(*weights), self.width(*v) / streams, y);
             }
             _ => {}
         }

@@ -73,10 +73,7 @@ impl Run<'_> {
         }
         let y = DisjointRows::new(y, width);
         let Some(state) = op.state() else { return };
-        let len = prepared.len() / 4;
-        // SAFETY: the buffer is page-aligned and borrowed exclusively; any bytes are floats.
-        let prepared =
-            unsafe { std::slice::from_raw_parts_mut(prepared.bytes_mut().as_mut_ptr().cast::<f32>(), len) };
+        let prepared = prepared.floats_mut();
         let (threads, isa) = (&*self.model.threads, self.model.isa);
         let context = OpContext { threads, isa, pool, state, inputs };
         let weights = &self.model.recurrent[state.0 as usize];

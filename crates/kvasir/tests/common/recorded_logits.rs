@@ -1,4 +1,4 @@
-//! The logits of each sampled position of each request, taken from the steps that an executor returns.
+//! The logits of each sampled position of each request, from the steps that an executor returns.
 
 use kvasir_exec::Step;
 use std::collections::BTreeMap;
