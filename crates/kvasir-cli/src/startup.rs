@@ -292,7 +292,7 @@ fn open_model(
     service: &Service,
 ) -> Result<(OpenedModel, String), Failure> {
     // Rejects an invalid memory share before the model is opened.
-    config.memory_share()?;
+    config.check_memory_share()?;
     let opened = model.open()?;
     if let Some(on_forecast) = &service.on_forecast
         && let Some(forecast) = model.forecast(&opened, config)

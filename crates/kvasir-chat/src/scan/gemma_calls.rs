@@ -4,7 +4,7 @@
 //! accepted as strings and keys as well, since a grammar may require them in nested values.
 
 use crate::scan::NamedCall;
-use crate::scan::literals::{LiteralReader, MAX_DEPTH};
+use crate::scan::literals::LiteralReader;
 use serde_json::Value;
 
 /// The token that starts and ends a string.
@@ -32,11 +32,7 @@ impl<'a> LiteralReader<'a> for Reader<'a> {
         &mut self.rest
     }
 
-    fn value(&mut self, depth: usize) -> Option<Value> {
-        self.rest = self.rest.trim_start();
-        if depth > MAX_DEPTH {
-            return None;
-        }
+    fn literal(&mut self, depth: usize) -> Option<Value> {
         if let Some(text) = self.quoted() {
             return Some(text.into());
         }
@@ -44,12 +40,7 @@ impl<'a> LiteralReader<'a> for Reader<'a> {
             '"' => self.json_string().map(Value::from),
             '[' => self.items('[', ']', depth),
             '{' => self.map(depth),
-            _ => {
-                let end = self.rest.find(|c: char| c.is_whitespace() || ",]}".contains(c));
-                let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
-                self.rest = rest;
-                serde_json::from_str(word).ok()
-            }
+            _ => serde_json::from_str(self.take_until(|c| c.is_whitespace() || ",]}".contains(c))).ok(),
         }
     }
 
@@ -61,9 +52,7 @@ impl<'a> LiteralReader<'a> for Reader<'a> {
         if self.rest.starts_with('"') {
             return self.json_string();
         }
-        let end = self.rest.find(|c: char| c.is_whitespace() || ":,{}[]\"<>".contains(c))?;
-        let (key, rest) = self.rest.split_at(end);
-        self.rest = rest;
+        let key = self.take_until(|c| c.is_whitespace() || ":,{}[]\"<>".contains(c));
         (!key.is_empty()).then(|| key.to_owned())
     }
 }

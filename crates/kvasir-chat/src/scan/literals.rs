@@ -3,18 +3,34 @@
 use serde_json::{Map, Value};
 
 /// Maximum nesting depth of an argument.
-pub(super) const MAX_DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// A recursive-descent parser of literals. Its methods return `None` if the text does not fit.
 pub(super) trait LiteralReader<'a> {
     /// The text that is not consumed yet.
     fn rest(&mut self) -> &mut &'a str;
 
-    /// Consumes a literal at nesting depth `depth`. `None` if that exceeds [`MAX_DEPTH`].
-    fn value(&mut self, depth: usize) -> Option<Value>;
+    /// Consumes a literal at nesting depth `depth`. No white space precedes it.
+    fn literal(&mut self, depth: usize) -> Option<Value>;
 
     /// Consumes the key of a map entry.
     fn key(&mut self) -> Option<String>;
+
+    /// Skips white space, then consumes a literal at nesting depth `depth`. `None` if that exceeds
+    /// [`MAX_DEPTH`].
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        let rest = self.rest();
+        *rest = rest.trim_start();
+        if depth > MAX_DEPTH { None } else { self.literal(depth) }
+    }
+
+    /// Consumes the text before the first character for which `is_end` holds, or all of it.
+    fn take_until(&mut self, is_end: impl Fn(char) -> bool) -> &'a str {
+        let rest = self.rest();
+        let (taken, after) = rest.split_at(rest.find(is_end).unwrap_or(rest.len()));
+        *rest = after;
+        taken
+    }
 
     /// Skips white space, then consumes `mark` if it follows.
     fn take(&mut self, mark: char) -> bool {

@@ -3,7 +3,7 @@
 
 use crate::scan::NamedCall;
 use crate::scan::json_prefix::ScannedName;
-use crate::scan::literals::{LiteralReader, MAX_DEPTH};
+use crate::scan::literals::LiteralReader;
 use serde_json::{Map, Value};
 use std::str::CharIndices;
 
@@ -52,27 +52,18 @@ impl<'a> LiteralReader<'a> for Reader<'a> {
         &mut self.rest
     }
 
-    fn value(&mut self, depth: usize) -> Option<Value> {
-        self.rest = self.rest.trim_start();
-        if depth > MAX_DEPTH {
-            return None;
-        }
+    fn literal(&mut self, depth: usize) -> Option<Value> {
         match self.rest.chars().next()? {
             '"' | '\'' => self.text().map(Value::from),
             '[' => self.items('[', ']', depth),
             '(' => self.items('(', ')', depth),
             '{' => self.map(depth),
-            _ => {
-                let end = self.rest.find(|c: char| c.is_whitespace() || ",)]}:".contains(c));
-                let (word, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
-                self.rest = rest;
-                match word {
-                    "True" | "true" => Some(true.into()),
-                    "False" | "false" => Some(false.into()),
-                    "None" | "null" => Some(Value::Null),
-                    number => serde_json::from_str::<Value>(number).ok().filter(Value::is_number),
-                }
-            }
+            _ => match self.take_until(|c| c.is_whitespace() || ",)]}:".contains(c)) {
+                "True" | "true" => Some(true.into()),
+                "False" | "false" => Some(false.into()),
+                "None" | "null" => Some(Value::Null),
+                number => serde_json::from_str::<Value>(number).ok().filter(Value::is_number),
+            },
         }
     }
 
@@ -85,9 +76,7 @@ impl<'a> LiteralReader<'a> for Reader<'a> {
 impl<'a> Reader<'a> {
     fn name(&mut self) -> Option<&'a str> {
         self.rest = self.rest.trim_start();
-        let end = self.rest.find(|c: char| !(c.is_alphanumeric() || matches!(c, '_' | '.' | '-')));
-        let (name, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
-        self.rest = rest;
+        let name = self.take_until(|c| !(c.is_alphanumeric() || matches!(c, '_' | '.' | '-')));
         (!name.is_empty()).then_some(name)
     }
 

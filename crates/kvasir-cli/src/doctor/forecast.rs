@@ -57,10 +57,9 @@ impl Forecast {
         }
     }
 
-    /// Longest context in tokens that the model supports and the memory holds; `None` without
-    /// a division.
-    pub(crate) fn context(&self) -> Option<u64> {
-        self.division.map(|division| u64::from(division.slots).min(self.longest as u64))
+    /// Longest context in tokens that the model supports and a division of the memory holds.
+    pub(crate) fn context(&self, division: MemoryDivision) -> u64 {
+        u64::from(division.slots).min(self.longest as u64)
     }
 
     /// Whether the weights fit; `None` if the free memory is unknown.
@@ -78,7 +77,7 @@ impl fmt::Display for Forecast {
             (None, _) => write!(f, ", free memory unknown")?,
         }
         if let Some(division) = self.division {
-            let (slots, context) = (division.slots, self.context().unwrap_or(0));
+            let (slots, context) = (division.slots, self.context(division));
             write!(f, "; room for {slots} tokens of K and V, contexts of up to {context}")?;
             division.states.iter().try_for_each(|states| write!(f, "; {states}"))?;
         }

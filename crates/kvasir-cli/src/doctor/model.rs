@@ -67,7 +67,8 @@ fn context(opened: &OpenedModel, forecast: &Forecast) -> Check {
     let per_gb = 1_000_000_000 / slot;
     let mut found = format!("{per_gb} tokens of K/V per GB in bf16");
     let mut check = Check::ok("context", "");
-    if let (Some(division), Some(longest)) = (forecast.division, forecast.context()) {
+    if let Some(division) = forecast.division {
+        let longest = forecast.context(division);
         found += &format!(
             ", {} in the memory that the weights leave; contexts of up to {longest}",
             division.slots

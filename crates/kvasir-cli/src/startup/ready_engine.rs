@@ -88,7 +88,7 @@ impl ReadyEngine {
         peers: Peers<'_>,
     ) -> Result<Self, Failure> {
         // Rejects an invalid memory share before the weights are loaded.
-        config.memory_share()?;
+        config.check_memory_share()?;
         let loaded = match &peers {
             Peers::Ranks(Leader { group, by_requests }) => {
                 let ranks = group.member();

@@ -8,13 +8,14 @@
 use crate::context::connection_cut::ConnectionCut;
 use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::engine_metrics::{DRAFT_POSITIONS, EngineMetrics};
-use crate::metrics::prometheus::{Names, TextExposition};
+use crate::metrics::prometheus::{Counter, Names, TextExposition};
 use crate::metrics::tokenizers::tokenizer_processes;
 use crate::metrics::transfers::transfers;
 use crate::metrics::{FINISHED, Metrics, REJECTED};
 use kvasir_chat::TokenizerStatus;
 use kvasir_engine::{ReplicaPhase, ReplicaStatus};
 use kvasir_kv::ShortHit;
+use std::mem;
 
 /// Status of the server beside its engine metrics.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,9 +28,9 @@ pub struct ServerStatus<'a> {
     pub dropped_reports: u64,
     /// Lines that could not be written to the log.
     pub lost_log_lines: u64,
-    /// Whether the reader is a client, which must not learn what other API keys have cached:
-    /// `other_key` then counts as `never_computed`.
-    pub is_for_client: bool,
+    /// Whether the reader may learn what other API keys have cached; otherwise `other_key` counts
+    /// as `never_computed`.
+    pub sees_all: bool,
 }
 
 impl Metrics {
@@ -44,7 +45,7 @@ impl Metrics {
         transfers(&mut page, replicas);
         tokenizer_processes(&mut page, tokenizers);
         self.counters(&mut page);
-        self.short_hits(&mut page, status.is_for_client);
+        self.short_hits(&mut page, status.sees_all);
         report_losses(&mut page, status);
         self.per_key.expose(&mut page);
         self.histograms(&mut page);
@@ -210,7 +211,7 @@ impl Metrics {
         );
     }
 
-    fn short_hits(&self, page: &mut TextExposition, is_for_client: bool) {
+    fn short_hits(&self, page: &mut TextExposition, sees_all: bool) {
         let families = [
             (
                 "prefix_ends_total",
@@ -224,14 +225,13 @@ impl Metrics {
             ),
         ];
         for (name, help, counters) in families {
-            let value = |short: ShortHit| counters[short as usize].get();
-            let visible = |short: ShortHit| match short {
-                ShortHit::OtherKey if is_for_client => 0,
-                ShortHit::NeverComputed if is_for_client => value(short) + value(ShortHit::OtherKey),
-                short => value(short),
-            };
-            let label = |short: ShortHit| format!("reason=\"{}\"", short.label());
-            page.counters(name, help, ShortHit::ALL.iter().map(|short| (label(*short), visible(*short))));
+            let mut values = counters.each_ref().map(Counter::get);
+            if !sees_all {
+                let hidden = mem::take(&mut values[ShortHit::OtherKey as usize]);
+                values[ShortHit::NeverComputed as usize] += hidden;
+            }
+            let labels = ShortHit::ALL.map(|short| format!("reason=\"{}\"", short.label()));
+            page.counters(name, help, labels.into_iter().zip(values));
         }
     }
 

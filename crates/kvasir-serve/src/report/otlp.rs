@@ -175,7 +175,7 @@ fn spans(context: &RequestContext, summary: &Summary, at: SystemTime, ids: &mut 
         })
     };
     let mut request = span("request", 2, root, parent, times.arrived, ended);
-    request["attributes"] = json!([
+    let mut attributes = vec![
         text("kvasir.request", &context.id),
         text("http.route", &context.route),
         text("kvasir.finish", &summary.finish.to_string()),
@@ -185,10 +185,9 @@ fn spans(context: &RequestContext, summary: &Summary, at: SystemTime, ids: &mut 
         number("kvasir.cached_tokens", summary.cached.into()),
         number("kvasir.matched_tokens", summary.prefix.matched.into()),
         number("kvasir.preemptions", summary.preemptions.into()),
-    ]);
-    if let (Some(short), Some(attributes)) = (summary.prefix.short, request["attributes"].as_array_mut()) {
-        attributes.push(text("kvasir.cache_end", short.label()));
-    }
+    ];
+    attributes.extend(summary.prefix.short.map(|short| text("kvasir.cache_end", short.label())));
+    request["attributes"] = attributes.into();
     if matches!(summary.finish, Finish::Failed(_) | Finish::Refused(_)) {
         request["status"] = json!({"code": 2, "message": summary.finish.to_string()});
     }

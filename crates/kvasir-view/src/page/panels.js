@@ -62,11 +62,17 @@ function drawQueue(state, model) {
   return { count: ids.length, html: rows.join("") + more(ids.length - rows.length) || `<p class="none">queue empty</p>` };
 }
 
-/** The reason of a short prefix hit, after a comma; empty for other hits. */
+/** The reason of a short prefix hit; empty for other hits. */
 function formatShortHit({ hit, short }) {
   if (!short) return "";
   const matched = short.matched > hit ? ` (${count(short.matched)} matched)` : "";
-  return `, ${short.reason.replace("_", " ")}${matched}`;
+  return `${titled(short.reason)}${matched}`;
+}
+
+/** The stretch of the cached tokens of a request, `tokens` of which are shown. */
+function cachedStretch(r, start, tokens, axis) {
+  const why = formatShortHit(r);
+  return stretch("cached", start, start + tokens, axis, `found in the cache ${tokens}${why && `, ${why}`}`);
 }
 
 /** The stretches of a prompt: padding, cached, redirected, done, current, to come. */
@@ -80,7 +86,7 @@ function promptBar(r, setup, axis) {
   const fresh = row ? from + row.redirected : from;
   const right = setup.rectangular ? Math.ceil(total / block) * block : total;
   return stretch("pad", 0, start, axis, `left padding ${start}`) +
-    stretch("cached", start, start + Math.min(r.hit, from), axis, `found in the cache ${Math.min(r.hit, from)}${formatShortHit(r)}`) +
+    cachedStretch(r, start, Math.min(r.hit, from), axis) +
     stretch("done", start + Math.min(r.hit, from), start + from, axis, `computed ${from - Math.min(r.hit, from)}`) +
     stretch("redirected", start + from, start + fresh, axis, `computed again, writes redirected: ${fresh - from}`) +
     stretch("now", start + fresh, start + to, axis, `in this step ${to - fresh}`) +
@@ -131,7 +137,7 @@ function decodeRow(r, old, rect, setup, axis) {
   // Rejected drafts are no output.
   const newest = r.row ? Math.max(1, r.row.tokens - r.row.drafts + (r.tree?.accepted?.length ?? 0)) : 0;
   const bar = stretch("pad", 0, start, axis, `left padding ${start}`) +
-    stretch("cached", start, start + r.hit, axis, `found in the cache ${r.hit}${formatShortHit(r)}`) +
+    cachedStretch(r, start, r.hit, axis) +
     stretch("done", start + r.hit, start + r.prompt, axis, `prompt ${r.prompt}`) +
     stretch("made", start + r.prompt, known, axis, `generated ${r.outputs}`) +
     (r.row ? stretch("now", known - newest, known, axis, "the newest") : "") +
@@ -189,7 +195,7 @@ function drawTable(state, model) {
     const what = r.ended ? `ended: ${formatEnd(r.ended)}` : r.status === "waiting" ? "waiting" : isPrefilling(r) ? "prefill" : "decode";
     const now = r.row ? `${r.row.phase ? "decode" : "prefill"} ${r.row.tokens} at ${r.row.from}` : "";
     const blocks = runs(r.table);
-    return [r.name, what, now, r.ended ? "" : formatReason(r.reason), formatShortHit(r).slice(2), r.tree?.accepted ? `${r.tree.accepted.length} of ${r.tree.parents.length}` : "", r.prompt, r.hit, r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
+    return [r.name, what, now, r.ended ? "" : formatReason(r.reason), formatShortHit(r), r.tree?.accepted ? `${r.tree.accepted.length} of ${r.tree.parents.length}` : "", r.prompt, r.hit, r.redirected, r.computed, r.outputs, r.max, r.left * setup.block_size, rect.rows.get(r.id) ?? "", blocks];
   });
   const cells = (row, tag) => `<tr>${row.map((v) => `<${tag}>${escapeHtml(v)}</${tag}>`).join("")}</tr>`;
   return `<table><thead>${cells(head, "th")}</thead><tbody>${body.map((row) => cells(row, "td")).join("")}</tbody></table>`;

@@ -50,7 +50,7 @@ pub(crate) async fn metrics(
         tokenizers: &tokenizers,
         dropped_reports: reports.dropped(),
         lost_log_lines: reports.lost_lines(),
-        is_for_client: !sees_all,
+        sees_all,
     };
     let mut text = app.host.metrics().page(app.names, &app.model.name, app.host.open(), status);
     process::append(&mut text);
