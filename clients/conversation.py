@@ -6,7 +6,8 @@
 2. Edits: each sends the conversation up to a tool result whose text has changed.
 3. Shared text: three prompts. The second and the third have only the first part of the first one's text.
 
-Each line has the prompt's tokens, how many of them were computed (not cached), and the time to the first token (TTFT).
+Each line has the prompt's tokens, how many of them were computed (not cached), the time to the first token (TTFT) and
+the reason why the cached prefix ended, if the server reports one.
 
 The server must support OpenAI's chat API with `stream_options.include_usage`; llama.cpp's server does, too.
 """
@@ -15,7 +16,9 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
+import urllib.error
 import urllib.request
 from typing import NamedTuple
 
@@ -37,6 +40,7 @@ class Completion(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     ttft: float  # seconds
+    cache_end: str
 
     @property
     def computed_tokens(self):
@@ -71,7 +75,7 @@ class ChatClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        text, ttft, prompt, cached = "", None, 0, 0
+        text, ttft, prompt, cached, cache_end = "", None, 0, 0, ""
         start = time.monotonic()
         with self.send("/v1/chat/completions", body) as lines:
             for line in lines:
@@ -85,10 +89,13 @@ class ChatClient:
                     text += content
                 usage = event.get("usage") or {}
                 prompt = usage.get("prompt_tokens", prompt)
-                cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", cached)
+                details = usage.get("prompt_tokens_details") or {}
+                cached = details.get("cached_tokens", cached)
+                cache_end = details.get("cache_end", cache_end)
                 # llama.cpp's name.
                 cached = event.get("timings", {}).get("cache_n", cached)
-        return Completion(text, prompt, cached, ttft if ttft is not None else time.monotonic() - start)
+        ttft = ttft if ttft is not None else time.monotonic() - start
+        return Completion(text, prompt, cached, ttft, cache_end)
 
 
 def random_text(seed, count):
@@ -100,7 +107,7 @@ def random_text(seed, count):
 def print_completion(name, completion):
     """Prints the line of one prompt."""
     print(f"{name:<28} {completion.prompt_tokens:>7} tokens {completion.computed_tokens:>7} computed "
-          f"{1000 * completion.ttft:>9.0f} ms", flush=True)
+          f"{1000 * completion.ttft:>9.0f} ms  {completion.cache_end}".rstrip(), flush=True)
 
 
 def print_medians(name, completions):
@@ -113,7 +120,7 @@ def print_medians(name, completions):
 
 
 def main():
-    """Runs the three parts."""
+    """Reads the options, and ends with a message if the server cannot be reached or refuses a request."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--turns", type=int, default=20)
@@ -121,6 +128,16 @@ def main():
     parser.add_argument("--tokens", type=int, default=24, help="maximum tokens of an answer")
     parser.add_argument("--key", help="API key")
     options = parser.parse_args()
+    try:
+        measure(options)
+    except urllib.error.HTTPError as error:
+        sys.exit(f"{error.url}: {error.code}: {error.read(1000).decode(errors='replace')}")
+    except OSError as error:
+        sys.exit(f"{options.url}: {error}")
+
+
+def measure(options):
+    """Runs the three parts."""
     client = ChatClient(options.url, options.key)
 
     messages = [
