@@ -12,6 +12,7 @@ use crate::contract::short_hit::ShortHit;
 use crate::contract::usage::BlockUse;
 use crate::grouped::Grouped;
 use crate::shared::rewind_target::check_rewind_target;
+use std::collections::HashSet;
 use std::ops::Range;
 
 impl Inspect for Grouped {
@@ -56,7 +57,8 @@ impl MemoryHints for Grouped {
 
 impl Victims for Grouped {
     /// If one group is short of slots, selects victims by its search. If several are, selects the
-    /// shortest leading part of the candidates that suffices in all.
+    /// victims of all their searches, and removes each one, from the last to the first, without
+    /// which the others suffice.
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let short_groups: Vec<GroupId> =
             self.shape.groups.iter().map(|(id, _)| id).filter(|id| search.slots[id.index()] > 0).collect();
@@ -64,19 +66,24 @@ impl Victims for Grouped {
             let group = short_groups.first().copied().unwrap_or_default();
             return self.victims_in(group, search, victims);
         }
-        let mut is_enough = |count: usize, victims: &mut Vec<SeqId>| {
-            let part = VictimSearch { candidates: &search.candidates[..count], ..*search };
-            short_groups.iter().all(|&group| self.victims_in(group, &part, victims))
-        };
-        let (mut low, mut high) = (0, search.candidates.len());
-        let found = is_enough(high, victims);
-        while found && low < high {
-            let count = low.midpoint(high);
-            if is_enough(count, victims) { high = count } else { low = count + 1 }
+        let (mut of_group, mut of_all) = (Vec::new(), HashSet::new());
+        for &group in &short_groups {
+            if !self.victims_in(group, search, &mut of_group) {
+                victims.clear();
+                return false;
+            }
+            of_all.extend(of_group.drain(..));
         }
         victims.clear();
-        victims.extend_from_slice(if found { &search.candidates[..high] } else { &[] });
-        found
+        victims.extend(search.candidates.iter().filter(|seq| of_all.contains(seq)));
+        for at in (0..victims.len()).rev() {
+            let victim = victims.remove(at);
+            let others = VictimSearch { candidates: victims, ..*search };
+            if !short_groups.iter().all(|&group| self.victims_in(group, &others, &mut of_group)) {
+                victims.insert(at, victim);
+            }
+        }
+        true
     }
 
     fn slots_held_by(&mut self, sequences: &[SeqId]) -> Slots {

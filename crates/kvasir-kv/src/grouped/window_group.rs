@@ -48,7 +48,8 @@ pub(crate) struct WindowGroup {
     block_size: u32,
     cache: BlockCache<CompanionIndex>,
     just_released: Vec<ReleasedBlock>,
-    marks: HashMap<SeqId, Vec<Position>, BuildHasherDefault<DefaultHasher>>,
+    /// Marked lengths of sequences in blocks, in rising order.
+    marks: HashMap<SeqId, Vec<u32>, BuildHasherDefault<DefaultHasher>>,
     /// Results of [`WindowGroup::caches_window_before`] for the newest lookup, by number of blocks.
     cached_windows: Vec<bool>,
     /// Scratch memory of `plan`.
@@ -106,9 +107,16 @@ impl WindowGroup {
         self.cache.reserve_plan_memory(rows.saturating_mul(blocks), rows);
     }
 
-    /// Marks positions of a sequence: blocks of the windows that end there are evicted last.
+    /// Marks positions of a sequence, rounded down to whole blocks: blocks of the windows that end
+    /// there are evicted last.
     pub(crate) fn mark(&mut self, seq: SeqId, positions: &[Position]) {
-        self.marks.entry(seq).or_default().extend_from_slice(positions);
+        let marks = self.marks.entry(seq).or_default();
+        for position in positions {
+            let mark = position / self.block_size;
+            if let Err(index) = marks.binary_search(&mark) {
+                marks.insert(index, mark);
+            }
+        }
     }
 
     /// Checks that [`WindowGroup::claim`] of these rows succeeds, and that no row has more draft
@@ -295,11 +303,9 @@ impl WindowGroup {
         for (at, block) in linked {
             let Some(anchor) = anchor(at) else { continue };
             self.cache.link(block, anchor);
-            let is_in_marked_window = |&mark: &Position| {
-                let blocks = mark / self.block_size;
-                at < blocks && at >= self.first_block(blocks * self.block_size)
-            };
-            if marks.iter().any(is_in_marked_window) {
+            // The first mark after the block has the window that reaches back the furthest.
+            let next_mark = marks.get(marks.partition_point(|mark| *mark <= at));
+            if next_mark.is_some_and(|mark| at >= self.first_block(mark * self.block_size)) {
                 self.cache.protect(anchor);
             }
         }

@@ -171,6 +171,11 @@ fn a_full_window_pool_names_its_group_and_victims() {
         both[0] = 20;
         assert!(harness.cache.victims(&VictimSearch { slots: both, ..one }, &mut victims));
         assert_eq!(victims, [seqs[0]]);
+        // The second sequence alone suffices in both groups, the first one in the window group only.
+        both[0] = 25;
+        let any = VictimSearch { slots: both, candidates: &seqs, ..one };
+        assert!(harness.cache.victims(&any, &mut victims));
+        assert_eq!(victims, [seqs[1]]);
         let held = harness.cache.slots_held_by(&seqs[..1]);
         assert_eq!((held[0], held[1]), (20, harness.held() - window_slots_held_by(&mut harness, seqs[1])));
     }
@@ -202,6 +207,8 @@ fn unsupported_windows_are_refused() {
     for kind in [CacheKind::Paged, CacheKind::Radix, CacheKind::Cells] {
         assert_eq!(build_with(kind, &[8, 16]), Ok(()));
         assert!(matches!(build_with(kind, &[0]), Err(CacheError::BadConfig(_))), "{kind}");
-        assert!(matches!(build_with(kind, &[4, 8, 16]), Err(CacheError::BadConfig(_))), "{kind}");
+        for windows in [&[4, 8, 16][..], &[16, 8], &[8, 8]] {
+            assert!(matches!(build_with(kind, windows), Err(CacheError::BadConfig(_))), "{kind}");
+        }
     }
 }
