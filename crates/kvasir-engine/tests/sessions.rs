@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use kvasir_engine::*;
-use kvasir_kv::{CacheConfig, CacheKind, StateConfig, Token, build};
+use kvasir_kv::{CacheConfig, CacheKind, GroupKind, StateConfig, Token, WindowConfig, build};
 use kvasir_sim::{Toy, ToyShape};
 use kvasir_testkit::{
     Random,
@@ -66,6 +66,15 @@ fn states(random: &mut Random) -> StateConfig {
     }
 }
 
+/// The smallest pool of a window for four running sequences and two steps of 64 tokens in flight, so
+/// that retained sessions must yield.
+fn pool(window: u32, block: u32) -> WindowConfig {
+    let longest_draft = 5;
+    let of_sequence = window - 1 + longest_draft + 3 * block;
+    let capacity = (4 * of_sequence + 2 * 64).next_multiple_of(block);
+    WindowConfig { window, capacity, longest_draft }
+}
+
 /// A random engine, its description, and whether its policy reserves slots for all that a request
 /// may write.
 fn engine(kind: CacheKind, shape: &ToyShape, random: &mut Random) -> (Engine<Toy>, String, bool) {
@@ -80,11 +89,15 @@ fn engine(kind: CacheKind, shape: &ToyShape, random: &mut Random) -> (Engine<Toy
         2 => Box::new(Chunked::new(24, Mixing::On { target: None })),
         _ => Box::new(Rectangular::new(RectangularConfig { chunk_size: 2 * block, ..Default::default() })),
     };
+    // The rectangular policy and caches of one sequence exclude window groups.
+    let has_pools = !kind.holds_one_sequence() && which != 3 && random.chance(60);
+    let pools = shape.windows.iter().filter(|_| has_pools);
     let config = CacheConfig {
         block_size: block,
         sharing,
         dummy: which == 3,
         max_sequences: 12,
+        windows: pools.map(|window| pool(*window, block)).collect(),
         states: shape.state.then(|| states(random)),
         ..CacheConfig::new(slots)
     };
@@ -224,8 +237,9 @@ impl Harness {
         self.engine.release_free_memory();
         let evicts = before.iter().zip(retained(&self.engine)).any(|(before, after)| after < *before);
         let admits = !self.engine.core().record().admitted.is_empty();
-        // The number of checkpoints limits the retained sessions.
-        let may_evict = admits || !self.reserves || self.shape.state;
+        // The number of checkpoints limits the retained sessions, and claims evict for window slots.
+        let has_pools = !self.engine.core().cache().shape().windows.is_empty();
+        let may_evict = admits || !self.reserves || self.shape.state || has_pools;
         assert!(!evicts || may_evict, "{}: a step without admissions evicts", self.about);
         assert_eq!(self.engine.executor().violations().first(), None, "{}", self.about);
         self.engine.core().check_invariants().unwrap_or_else(|why| panic!("{}: {why}", self.about));
@@ -288,6 +302,10 @@ impl Harness {
         let all = self.engine.core().cache().shape().capacity;
         assert_eq!((usage.available(), usage.held, usage.leased), (all, 0, 0), "{}", self.about);
         let shape = self.engine.core().cache().shape();
+        for (group, _) in shape.groups.iter().filter(|(_, kind)| matches!(kind, GroupKind::Window(_))) {
+            let usage = self.engine.core().cache().usage_of(group);
+            assert_eq!((usage.held, usage.leased), (0, 0), "{}", self.about);
+        }
         if let (Some(group), Some(states)) = (shape.groups.states(), shape.states) {
             assert_eq!(self.engine.core().cache().usage_of(group).free, states.live, "{}", self.about);
         }
@@ -323,6 +341,17 @@ fn turns_of_recurrent_models_equal_their_conversations_run_alone() {
         assert!(seen.turns > 1000 && seen.retained_hits > if forks { 80 } else { 10 }, "{kind}: {seen:?}");
         assert_eq!((seen.forks_shared > 20, seen.pins_shared > 5), (forks, forks), "{kind}: {seen:?}");
         assert!(seen.accepted > 2, "{kind}: {seen:?}");
+    }
+}
+
+#[test]
+fn turns_of_window_models_equal_their_conversations_run_alone() {
+    let shape = ToyShape { windows: vec![40], state: false };
+    for kind in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix] {
+        let seen = run(kind, &shape, 0..seeds());
+        println!("{kind}: {seen:?}");
+        assert!(seen.turns > 1000 && seen.retained_hits > 100 && seen.evicted > 100, "{kind}: {seen:?}");
+        assert!(seen.accepted > 5 && seen.forks_shared > 50, "{kind}: {seen:?}");
     }
 }
 

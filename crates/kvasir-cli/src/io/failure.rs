@@ -73,6 +73,7 @@ fn flag(parameter: &str) -> String {
         "speculation" => "--spec".into(),
         // A property of the model, not an option.
         "recurrent_layers" => "recurrent layers".into(),
+        "window_groups" => "window groups".into(),
         _ => format!("--{}", parameter.replace('_', "-")),
     }
 }

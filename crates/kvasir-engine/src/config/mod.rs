@@ -14,6 +14,7 @@ pub(crate) mod memory_division;
 pub(crate) mod policy;
 pub(crate) mod recurrent_layers;
 pub(crate) mod resolve;
+pub(crate) mod window_groups;
 
 use crate::config::error::ConfigError;
 use crate::config::policy::PolicyConfig;

@@ -41,6 +41,7 @@ impl Resolved {
     /// Builds the cache.
     pub fn build_cache(&self) -> Result<Box<dyn Cache>, ConfigError> {
         self.check_recurrent_layers()?;
+        self.check_window_groups()?;
         let refused = |error| {
             let reason = format!("is no capacity of a {} cache: {error}", self.kind);
             ConfigError::invalid("kv_capacity", &self.cache.capacity, reason)

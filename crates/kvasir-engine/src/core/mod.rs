@@ -163,10 +163,11 @@ impl Core {
 
     /// Sets the drafts of a request's next decode. With parents they form a tree whose node 0 is
     /// the newest committed token. Ignored if the request is not running, a parent is malformed, or
-    /// they form a tree and the cache has recurrent states. Such a cache truncates longer chains to
-    /// `StateConfig::tail_rows` tokens.
+    /// they form a tree and the cache has recurrent states or window groups. Such a cache truncates
+    /// longer chains to what its states and windows support.
     pub fn set_drafts(&mut self, id: RequestId, drafts: &Proposal) {
-        let is_supported = drafts.parents.is_empty() || !self.state.kv.has_states();
+        let supports_trees = !self.state.kv.has_states() && !self.state.kv.has_windows();
+        let is_supported = drafts.parents.is_empty() || supports_trees;
         if let Some(entry) = self.state.requests.find(id)
             && self.state.requests[entry].status == Status::Running
             && drafts.is_sound()

@@ -124,6 +124,9 @@ pub(crate) struct Cold {
     pub(crate) params: Params,
     /// Number of outputs, including dropped ones, at which the context is full.
     pub(crate) context_left: u32,
+    /// Tokens that its admission found cached in the full group: the hit, and those whose other
+    /// layer groups lack data.
+    pub(crate) matched: u32,
     /// Length up to which slots were reserved at admission.
     pub(crate) reserve_to: u32,
     /// Number of exported tokens, and number of tokens to export; `None` if nothing remains.

@@ -15,6 +15,8 @@
 //! - A retained sequence ends at a block boundary and is reused only under the same tenant salt.
 //! - With recurrent states, a retained sequence ends at a checkpoint, which is not evicted, and
 //!   holds no live state. Retained sequences use at most half of the checkpoints.
+//! - With window groups, a retained sequence is dropped if the window rows before its new end were
+//!   released.
 //!
 //! Guarded by `tests/retained_sessions.rs` and `tests/sessions.rs`.
 
@@ -88,6 +90,8 @@ struct Refused {
 /// Missing slots, and which retained K/V may be evicted for them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shortage {
+    /// The layer group that lacks `slots`.
+    pub(crate) group: GroupId,
     pub(crate) slots: u32,
     /// The cache hit of the request, which must not be evicted for it.
     pub(crate) hit: Hit,
@@ -384,7 +388,7 @@ impl RetainedSessions {
             Some((retained.seq, retained.gaps.position(len)))
         });
         let search = VictimSearch {
-            slots: GroupId::FULL.slots(shortage.slots),
+            slots: shortage.group.slots(shortage.slots),
             candidates: self.order.list(own.map(|(seq, _)| seq)),
             truncate: own,
             hit: shortage.hit,

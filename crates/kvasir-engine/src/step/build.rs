@@ -2,8 +2,9 @@
 //! writes, and fills the batch.
 //!
 //! 1. `claim` takes slots for all rows of the step or for none. If the cache is full, the last row
-//!    is deferred and the claim is retried. Draft trees are proposed to the cache before the claim
-//!    and withdrawn if it fails.
+//!    is deferred and the claim is retried. For slots of a window group, retained sessions are
+//!    evicted first. Draft trees are proposed to the cache before the claim and withdrawn if it
+//!    fails.
 //! 2. `Cache::plan` writes the plan. For encoders, all rows then get `Mask::None`.
 //! 3. `fill` writes batch rows. A row that decodes one token takes the fast path `decode_row`,
 //!    which reuses the row that stood in the same memory one step earlier. All others (prefill
@@ -20,7 +21,7 @@ use crate::scheduler::state::SchedulerState;
 use crate::speculation::control::SpeculationControl;
 use kvasir_exec::{Batch, BatchRow, Drafts, IN_FLIGHT, RowKind, Step, StepKind};
 use kvasir_kv::blocks::BlockSize;
-use kvasir_kv::{CacheError, ClaimRow, Mask, SeqId, Span, StepId, Token};
+use kvasir_kv::{CacheError, ClaimRow, GroupId, Mask, SeqId, Span, StepId, Token};
 
 /// Builds steps. It owns the memory of the steps that are not in use, and scratch memory.
 #[derive(Debug, Default)]
@@ -85,6 +86,11 @@ impl StepBuilder {
                 },
                 Err(CacheError::Full { group, needed, available }) => {
                     withdraw_trees(state);
+                    // Admission counts only the slots of the full group.
+                    let missing = needed.saturating_sub(available).max(1);
+                    if group != GroupId::FULL && state.kv.evict_in(group, missing) {
+                        continue;
+                    }
                     let is_state_group = state.kv.cache().shape().groups.states() == Some(group);
                     let reason = if is_state_group {
                         DeferReason::NoStateSlot

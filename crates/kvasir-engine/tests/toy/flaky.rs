@@ -76,8 +76,8 @@ impl Cache for Flaky {
     }
     fn claim(&mut self, step: StepId, rows: &[ClaimRow]) -> Result<(), CacheError> {
         if (self.refuses)(Operation::Claim) {
-            let states = self.inner.shape().groups.states().filter(|_| step.0.is_multiple_of(2));
-            Err(CacheError::Full { group: states.unwrap_or(GroupId::FULL), needed: 1, available: 0 })
+            let group = step.0 as usize % self.inner.shape().groups.iter().count();
+            Err(CacheError::Full { group: GroupId(group as u8), needed: 1, available: 0 })
         } else {
             self.inner.claim(step, rows)
         }

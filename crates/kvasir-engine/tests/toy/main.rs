@@ -55,11 +55,14 @@ fn every_completion_equals_its_request_run_alone() {
             lost,
             shifted,
             recurrent,
+            windowed,
         } = seen;
         let all = [completed, preemptions, hits, accepted, aborted, failed, capacity, refused, lost, shifted];
-        let workload::RecurrentCoverage { completed, preemptions, hits, accepted, failed, shifted } =
-            recurrent;
-        let all = all.into_iter().chain([completed, preemptions, hits, accepted, failed, shifted]);
+        let of_groups = [recurrent, windowed].into_iter().flat_map(|seen| {
+            let workload::GroupCoverage { completed, preemptions, hits, accepted, failed, shifted } = seen;
+            [completed, preemptions, hits, accepted, failed, shifted]
+        });
+        let all = all.into_iter().chain(of_groups);
         assert!({ all }.all(|count| count > 0), "some counter is 0");
     }
 }

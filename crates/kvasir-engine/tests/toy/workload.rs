@@ -4,7 +4,7 @@
 use crate::{drafter::Oracle, flaky::Flaky, reasons::Reasons};
 use kvasir_engine::rectangular::Rules;
 use kvasir_engine::*;
-use kvasir_kv::{Cache, CacheConfig, CacheKind, PoolUsage, StateConfig, Token, build};
+use kvasir_kv::{Cache, CacheConfig, CacheKind, GroupId, PoolUsage, StateConfig, Token, WindowConfig, build};
 use kvasir_sim::{Faults, Toy, ToyShape};
 use kvasir_testkit::Random;
 use std::collections::BTreeMap;
@@ -29,6 +29,8 @@ pub(crate) struct Setup {
     pub(crate) aborts: bool,
     pub(crate) states: Option<StateConfig>,
     pub(crate) windows: Vec<u32>,
+    /// The pools of the windows; none if they join the full group.
+    pub(crate) pools: Vec<WindowConfig>,
 }
 
 /// Coverage counters of the workloads, so that a test that exercises nothing fails.
@@ -44,18 +46,28 @@ pub(crate) struct Coverage {
     pub(crate) refused: u64,
     pub(crate) lost: u64,
     pub(crate) shifted: u64,
-    pub(crate) recurrent: RecurrentCoverage,
+    pub(crate) recurrent: GroupCoverage,
+    pub(crate) windowed: GroupCoverage,
 }
 
-/// Counters of models with a recurrent state.
+/// Counters of caches with states, or with window groups.
 #[derive(Debug, Default)]
-pub(crate) struct RecurrentCoverage {
+pub(crate) struct GroupCoverage {
     pub(crate) completed: u64,
     pub(crate) preemptions: u64,
     pub(crate) hits: u64,
     pub(crate) accepted: u64,
     pub(crate) failed: u64,
     pub(crate) shifted: u64,
+}
+
+impl Coverage {
+    /// The counters of the groups that this setup has.
+    fn groups(&mut self, setup: &Setup) -> Vec<&mut GroupCoverage> {
+        let recurrent = setup.states.is_some().then_some(&mut self.recurrent);
+        let windowed = (!setup.pools.is_empty()).then_some(&mut self.windowed);
+        recurrent.into_iter().chain(windowed).collect()
+    }
 }
 
 /// A request of the workload, with the turns at which it is added, aborted and stopped.
@@ -109,6 +121,7 @@ impl Setup {
             aborts: random.chance(30),
             states: None,
             windows: Vec::new(),
+            pools: Vec::new(),
         };
         (setup.with_random_groups(), random)
     }
@@ -116,7 +129,7 @@ impl Setup {
     /// Gives half of the models a recurrent state, and half of them sliding windows.
     fn with_random_groups(self) -> Self {
         let mut random = Random::new(self.seed ^ 55);
-        let windows = random.pick(&[&[][..], &[], &[3], &[1, 8]]).to_vec();
+        let windows = random.pick(&[&[][..], &[], &[3], &[1, 8], &[20]]).to_vec();
         let states = random.chance(50).then(|| StateConfig {
             live: random.between(1, 6),
             checkpoints: random.pick(&[0, 1, 2, 4, 9, 60]),
@@ -125,7 +138,20 @@ impl Setup {
         });
         // Models with a recurrent state refuse draft trees.
         let drafts = if states.is_some() && self.drafts == "tree" { "chain" } else { self.drafts };
-        Self { windows, states, drafts, ..self }
+        let longest_draft = random.between(1, 6);
+        let pools = windows.iter().map(|&window| self.pool(window, longest_draft)).collect();
+        // The rectangular policy and caches of one sequence exclude window groups.
+        let excludes_pools = kind_named(self.cache).holds_one_sequence() || self.policy == "rectangular";
+        let pools = if excludes_pools || random.chance(30) { Vec::new() } else { pools };
+        Self { windows, pools, states, drafts, ..self }
+    }
+
+    /// A pool for the windows of all running sequences and three steps in flight.
+    fn pool(&self, window: u32, longest_draft: u32) -> WindowConfig {
+        let of_sequence = window - 1 + longest_draft + 3 * self.block;
+        let of_steps = 3 * (self.budget + self.seqs * (longest_draft + 1));
+        let capacity = (self.seqs * of_sequence + of_steps).next_multiple_of(self.block);
+        WindowConfig { window, capacity, longest_draft }
     }
 
     pub(crate) fn shape(&self) -> ToyShape {
@@ -140,6 +166,7 @@ impl Setup {
             max_sequences: if kind == CacheKind::Cells { 64 } else { default.max_sequences },
             sharing: self.sharing,
             dummy: self.policy == "rectangular",
+            windows: self.pools.clone(),
             states: self.states,
             ..default
         };
@@ -319,7 +346,7 @@ fn drive(setup: &Setup, random: &mut Random, seen: &mut Coverage) -> Result<(), 
         if lost || (all_here && turn_done == Turn::Idle) {
             let accepted = engine.core().draft_stats().totals().0;
             seen.accepted += accepted;
-            seen.recurrent.accepted += if setup.states.is_some() { accepted } else { 0 };
+            seen.groups(setup).into_iter().for_each(|seen| seen.accepted += accepted);
             seen.lost += u64::from(lost);
             return check_completions(setup, &engine, &planned, &received, lost);
         }
@@ -365,13 +392,12 @@ fn collect_events(
             Finish::Refused(_) => seen.refused += 1,
             _ => {}
         }
-        if setup.states.is_some() {
-            let recurrent = &mut seen.recurrent;
-            recurrent.preemptions += u64::from(ended.preemptions);
-            recurrent.hits += u64::from(ended.cached > 0);
-            recurrent.shifted += u64::from(ended.dropped > 0);
-            recurrent.completed += u64::from(matches!(ended.finish, Finish::Eos | Finish::MaxTokens));
-            recurrent.failed += u64::from(matches!(ended.finish, Finish::Failed(_)));
+        for seen in seen.groups(setup) {
+            seen.preemptions += u64::from(ended.preemptions);
+            seen.hits += u64::from(ended.cached > 0);
+            seen.shifted += u64::from(ended.dropped > 0);
+            seen.completed += u64::from(matches!(ended.finish, Finish::Eos | Finish::MaxTokens));
+            seen.failed += u64::from(matches!(ended.finish, Finish::Failed(_)));
         }
     }
     outbox.clear();
@@ -434,7 +460,9 @@ fn check_completions(
     }
     let cache = engine.core().cache();
     let (usage, states) = (cache.usage(), states_usage(cache));
+    let of_windows = (1..).zip(&setup.pools).map(|(group, pool)| (cache.usage_of(GroupId(group)), pool));
     let is_baseline = usage.free + usage.evictable == cache.shape().capacity
+        && { of_windows }.all(|(usage, pool)| usage.free + usage.evictable == pool.capacity)
         && (usage.held, usage.leased) == (0, 0)
         && states.free == setup.states.map_or(0, |states| states.live);
     if is_baseline {

@@ -58,7 +58,6 @@ pub use crate::blocks::size::BlockSize;
 use crate::contract::cache::CacheShape;
 use crate::contract::capabilities::Hit;
 use crate::contract::error::CacheError;
-use crate::contract::group::Groups;
 use crate::contract::ids::{BlockId, SeqId};
 use crate::contract::section::SlotCopy;
 use crate::shared::in_flight::InFlight;
@@ -156,8 +155,7 @@ impl<I: Index> BlockCache<I> {
         let capacity = config.blocks * config.block_size;
         let dummy_slot = if config.dummy { 0 } else { capacity };
         let block_size = config.block_size;
-        let (kind, rings, groups, states) = (I::KIND, None, Groups::default(), None);
-        let shape = CacheShape { kind, capacity, block_size, dummy_slot, base: 0, rings, groups, states };
+        let shape = CacheShape { block_size, dummy_slot, ..CacheShape::tokens(I::KIND, capacity) };
         Ok(Self {
             shape,
             config,

@@ -13,7 +13,7 @@ use crate::contract::capabilities::{
     Anchors, Inspect, MemoryHints, Prefix, Rewind, Sequences, Tree, Victims,
 };
 use crate::contract::error::CacheError;
-use crate::contract::group::{GroupId, Groups, RecomputeCosts, StateConfig};
+use crate::contract::group::{GroupId, Groups, RecomputeCosts, StateConfig, WindowConfig};
 use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::kind::{CacheKind, Capability};
 use crate::contract::plan::Plan;
@@ -63,6 +63,8 @@ pub struct CacheShape {
     pub rings: Option<Rings>,
     /// The layer groups of the cache.
     pub groups: Groups,
+    /// The pools of the window groups, from narrow to wide.
+    pub windows: Vec<WindowConfig>,
     /// The pool of recurrent states, if the model has recurrent layers.
     pub states: Option<StateConfig>,
 }
@@ -70,8 +72,17 @@ pub struct CacheShape {
 impl CacheShape {
     /// A token-granular cache.
     pub(crate) fn tokens(kind: CacheKind, capacity: u32) -> Self {
-        let (rings, groups) = (None, Groups::default());
-        Self { kind, capacity, block_size: 1, dummy_slot: capacity, base: 0, rings, groups, states: None }
+        Self {
+            kind,
+            capacity,
+            block_size: 1,
+            dummy_slot: capacity,
+            base: 0,
+            rings: None,
+            groups: Groups::default(),
+            windows: Vec::new(),
+            states: None,
+        }
     }
 }
 

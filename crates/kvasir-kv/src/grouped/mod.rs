@@ -23,9 +23,8 @@
 //! Unsupported: draft trees, imported rows, rings and shared prefixes. `contiguous` and `tree` have
 //! no window groups: their sliding-window layers join the full group.
 //!
-//! `build` creates one for `CacheConfig::windows` and `CacheConfig::states`. The engine does not
-//! configure windows yet: decision 0046 lists the missing steps. Guarded by `tests/windows/`,
-//! `tests/states/` and `kvasir-engine/tests/toy`.
+//! `build` creates one for `CacheConfig::windows` and `CacheConfig::states`. Guarded by
+//! `tests/windows/`, `tests/states/` and `kvasir-engine/tests/toy`.
 
 mod capabilities;
 mod groups;
@@ -67,23 +66,28 @@ pub(crate) struct Grouped {
 impl Grouped {
     /// Adds groups to `primary`, a cache without sequences.
     pub(crate) fn new(mut primary: Box<dyn Cache>, config: GroupsConfig<'_>) -> Result<Self, CacheError> {
-        let GroupsConfig { windows, blocks, states } = config;
-        let groups = Groups::new(windows, states.is_some());
-        if windows.len() > Groups::MAX_WINDOWS {
+        let GroupsConfig { windows: configs, blocks, states } = config;
+        let groups = Groups::new(configs, states.is_some());
+        if configs.len() > Groups::MAX_WINDOWS {
             return Err(CacheError::BadConfig("a cache has at most two window groups"));
         }
-        if !windows.is_empty() && primary.shape().kind.holds_one_sequence() {
+        if !configs.is_sorted_by(|narrow, wide| narrow.window < wide.window) {
+            return Err(CacheError::BadConfig(
+                "window groups must have different windows, from narrow to wide",
+            ));
+        }
+        if !configs.is_empty() && primary.shape().kind.holds_one_sequence() {
             return Err(CacheError::BadConfig(
                 "a cache of one sequence has no window groups: its sliding-window layers join the full group",
             ));
         }
-        let window_groups = groups.iter().skip(1).zip(windows);
+        let window_groups = groups.iter().skip(1).zip(configs);
         let windows = window_groups.map(|((group, _), config)| WindowGroup::new(group, *config, blocks));
         let windows = windows.collect::<Result<Vec<_>, _>>()?;
         let block_size = primary.shape().block_size;
         let state_group = groups.states().zip(states);
         let state_group = state_group.map(|(group, config)| StateGroup::new(group, config, block_size));
-        let shape = CacheShape { groups, states, ..primary.shape().clone() };
+        let shape = CacheShape { groups, windows: configs.to_vec(), states, ..primary.shape().clone() };
         let states = state_group.transpose()?;
         if let Some(anchors) = primary.anchors() {
             anchors.record_unpublished();

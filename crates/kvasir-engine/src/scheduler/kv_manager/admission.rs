@@ -58,7 +58,8 @@ impl KvManager {
     /// cache. Cost: may hash or compare the whole prompt.
     fn find_prefix(&mut self, sequence: &mut Sequence, fork: Fork) -> Hit {
         if let Some((leader, tokens)) = fork {
-            // With recurrent states, the fork ends at the last stored state.
+            // With recurrent states, the fork ends at the last stored state. With window groups there
+            // is no fork if window rows before its end were released.
             let floor = self.cache.rewind().and_then(|capability| capability.rewind_floor(leader, tokens));
             return full_hit(floor.unwrap_or(0).max(self.base));
         }
@@ -170,7 +171,7 @@ impl KvManager {
         }
         let own = sequence.cold.params.session.map(|session| (session, retained));
         let slots = self.budget.missing(usage, needed.saturating_add(watermark));
-        let shortage = Shortage { slots, hit, own, leased_too: false };
+        let shortage = Shortage { slots, hit, own, ..Shortage::default() };
         let idle = activity.is_idle();
         if self.retained.find_victims_for(&mut *self.cache, sequence.id, shortage, idle) {
             return Ok(grant);
@@ -219,6 +220,7 @@ impl KvManager {
         sequence.claimed = hit.tokens;
         sequence.published = hit.tokens / self.block() * self.block();
         sequence.cold.hit = hit.tokens;
+        sequence.cold.matched = hit.matched;
         sequence.cold.reserve_to = grant.reserve_to;
         self.mark_checkpoints(sequence);
         self.cache.reserve_memory(seq, sequence.longest());

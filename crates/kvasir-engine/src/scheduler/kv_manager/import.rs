@@ -12,8 +12,8 @@ use crate::scheduler::kv_manager::KvManager;
 use kvasir_kv::{BlockId, CacheError, Lookup, SeqId};
 
 impl KvManager {
-    /// Whether blocks can be exported and imported: prefix caching is on, without a shared prefix and
-    /// recurrent states.
+    /// Whether blocks can be exported and imported: prefix caching is on, without a shared prefix,
+    /// recurrent states and window groups.
     pub(crate) fn check_transfer(&mut self) -> Result<(), CacheError> {
         self.cache.prefix()?;
         if !self.has_prefix {
@@ -22,6 +22,11 @@ impl KvManager {
         if self.has_states() {
             return Err(CacheError::BadConfig(
                 "K/V transfer is impossible with recurrent layers: their states are not transferred",
+            ));
+        }
+        if self.has_windows() {
+            return Err(CacheError::BadConfig(
+                "K/V transfer is impossible with window groups: it transfers blocks of the full group",
             ));
         }
         if self.base > 0 {

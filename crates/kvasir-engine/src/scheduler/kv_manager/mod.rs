@@ -11,14 +11,14 @@ pub(crate) mod import;
 pub(crate) mod salt_keys;
 
 use crate::request::gaps::Gaps;
-use crate::request::sequence::{Sequence, SlotCopies};
+use crate::request::sequence::{Cold, Sequence, SlotCopies};
 use crate::scheduler::budget::Budget;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::salt_keys::SaltKeys;
 use crate::scheduler::limits::{Costs, Limits};
 use crate::scheduler::recent_keys::RecentKeys;
 use crate::scheduler::retained_sessions::{RetainedSessions, Shortage};
-use kvasir_kv::{Cache, CacheError, KvEvent, Position, RecomputeCosts, SeqId, StepId};
+use kvasir_kv::{Cache, CacheError, GroupId, KvEvent, Position, RecomputeCosts, SeqId, StepId};
 use serde::{Deserialize, Serialize};
 
 /// When computed blocks are published to the prefix cache.
@@ -138,13 +138,27 @@ impl KvManager {
 
     /// Maximum draft tokens per claim.
     pub(crate) fn max_draft_chain(&self) -> u32 {
-        self.cache.shape().states.map_or(u32::MAX, |states| states.tail_rows)
+        let shape = self.cache.shape();
+        let of_windows = shape.windows.iter().map(|window| window.longest_draft);
+        let of_states = shape.states.map(|states| states.tail_rows);
+        of_windows.chain(of_states).min().unwrap_or(u32::MAX)
     }
 
     /// Whether the model has recurrent states, to which a sequence can be rewound only at
     /// checkpoints.
     pub(crate) fn has_states(&self) -> bool {
         self.cache.shape().states.is_some()
+    }
+
+    /// Whether sliding-window layers have pools of their own, which hold the last rows only.
+    pub(crate) fn has_windows(&self) -> bool {
+        !self.cache.shape().windows.is_empty()
+    }
+
+    /// Whether a prefix hit needs more than the K/V of the full group, so that positions at which
+    /// later prompts may diverge are marked.
+    fn uses_marks(&self) -> bool {
+        self.has_states() || self.has_windows()
     }
 
     #[inline]
@@ -193,10 +207,20 @@ impl KvManager {
         }
     }
 
-    /// Evicts LRU retained sessions that free `slots`; with `leased_too`, slots that a step in
-    /// flight still leases count as freed. False, with nothing evicted, if all are not enough.
+    /// Evicts LRU retained sessions that free `slots` of the full group; with `leased_too`, slots
+    /// that a step in flight still leases count as freed. False, with nothing evicted, if all are
+    /// not enough.
     pub(crate) fn evict_for(&mut self, slots: u32, leased_too: bool) -> bool {
-        let shortage = Shortage { slots, leased_too, ..Shortage::default() };
+        self.evict(Shortage { slots, leased_too, ..Shortage::default() })
+    }
+
+    /// Evicts LRU retained sessions that free `slots` of a layer group. False, with nothing evicted,
+    /// if all are not enough.
+    pub(crate) fn evict_in(&mut self, group: GroupId, slots: u32) -> bool {
+        self.evict(Shortage { group, slots, ..Shortage::default() })
+    }
+
+    fn evict(&mut self, shortage: Shortage) -> bool {
         let found = self.retained.find_victims(&mut *self.cache, shortage);
         if found {
             self.retained.evict_victims(&mut *self.cache);
@@ -236,7 +260,7 @@ impl KvManager {
     /// Marks the positions of an admitted sequence at which later prompts may diverge: the marks of
     /// its request, and the last position that a lookup of the same tokens can hit.
     pub(crate) fn mark_checkpoints(&mut self, sequence: &Sequence) {
-        let Some(seq) = sequence.cache.filter(|_| self.has_states()) else { return };
+        let Some(seq) = sequence.cache.filter(|_| self.uses_marks()) else { return };
         let intact = sequence.intact();
         let mut marks: Vec<Position> =
             sequence.cold.params.marks.iter().copied().filter(|mark| *mark <= intact).collect();
@@ -247,7 +271,7 @@ impl KvManager {
 
     /// Marks the end of a finished answer, from which the next turn of its conversation continues.
     pub(crate) fn mark_answer_end(&mut self, sequence: &Sequence) {
-        if let Some(seq) = sequence.cache.filter(|_| self.has_states()) {
+        if let Some(seq) = sequence.cache.filter(|_| self.uses_marks()) {
             let marked = self.cache.mark_checkpoints(seq, &[sequence.computed]);
             debug_assert!(marked.is_ok(), "{marked:?}");
         }
@@ -262,14 +286,17 @@ impl KvManager {
         }
     }
 
-    /// Whether an unpublished computed block ends at a mark of the request. Lookups find a
-    /// checkpoint only through its published block.
+    /// Whether an unpublished computed block ends at a mark of the request, or at the length where
+    /// its prompt diverges from a cached one. Lookups find a checkpoint only through its published
+    /// block, and later steps release and overwrite the window rows before the mark.
     fn has_unpublished_mark(&self, sequence: &Sequence) -> bool {
         let is_new = |mark: &Position| {
             let boundary = mark / self.block() * self.block();
             boundary > sequence.published && boundary <= sequence.computed
         };
-        self.has_states() && sequence.dropped == 0 && sequence.cold.params.marks.iter().any(is_new)
+        let Cold { params, matched, .. } = &*sequence.cold;
+        let marks = params.marks.iter().chain(Some(matched).filter(|_| self.has_windows()));
+        self.uses_marks() && sequence.dropped == 0 && { marks }.any(is_new)
     }
 
     /// Publishes the computed whole blocks of a sequence to the prefix cache. Under
