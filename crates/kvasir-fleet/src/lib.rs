@@ -73,7 +73,7 @@ pub use crate::message::{Facts, Identity};
 pub use crate::parent_death_signal::set_parent_death_signal;
 pub use crate::ranks::{
     Affinity, BroadcastBench, BroadcastError, CommandLog, GroupConfig, GroupError, Member, OnRankLost,
-    RankCommand, RankConfig, RankError, RankGroup, RankProcess, StepBroadcast, StepHashes,
+    PoolSizes, RankCommand, RankConfig, RankError, RankGroup, RankProcess, StepBroadcast, StepHashes,
 };
 pub use crate::replica::{WorkerArguments, WorkerCommand, WorkerStart};
 pub use crate::status::FleetHandle;

@@ -159,14 +159,9 @@ impl OpenedModel {
         self.shard_of_target(0, ranks).map(drop)
     }
 
-    /// The shard of the target for one rank. Fails for models with recurrent layers.
+    /// The shard of the target for one rank.
     fn shard_of_target(&self, rank: usize, ranks: usize) -> Result<Program, Error> {
-        let target = &self.model.target;
-        if target.is_recurrent() {
-            let reason = format!("{} has recurrent layers, which are not sharded yet", target.architecture);
-            return Err(Error::invalid("ranks", reason));
-        }
-        target.for_rank(rank, ranks).map_err(|why| Error::invalid("ranks", why))
+        self.model.target.for_rank(rank, ranks).map_err(|why| Error::invalid("ranks", why))
     }
 
     /// Keeps only the experts of `replica`, one of `replicas` (expert parallelism). The draft model

@@ -114,15 +114,17 @@ impl RankStart {
         let by_requests = self.fleet.rank_control() == RankControlMode::Requests;
         let control = by_requests.then(|| Box::new(StepHashes::new(process.member())) as Box<_>);
         let loaded = loaded.among(Rank { ranks: process.member(), control });
-        let slots = process.wait_for_start().map_err(Failure::failed)?;
+        let sizes = process.wait_for_start().map_err(Failure::failed)?;
         // Rank 0 has checked that the capacity fits into memory.
         let config = kvasir::EngineConfig {
-            kv_capacity: Some(slots),
+            kv_capacity: Some(sizes.slots),
             memory_utilization: None,
             overcommit: true,
             ..self.options.config()?
         };
-        let resolved = loaded.resolve(&config, DEFAULT_SLOTS)?;
+        let mut resolved = loaded.resolve(&config, DEFAULT_SLOTS)?;
+        // Not the share of this rank's memory: plans of rank 0 name its state slots.
+        resolved.cache.states = sizes.states;
         let core = resolved.core()?;
         if !by_requests {
             let mut executor = loaded.executor_for(&core)?;

@@ -9,7 +9,8 @@ use kvasir::{
 };
 use kvasir_engine::{Engine, Route};
 use kvasir_exec::{RankControl, Ranks};
-use kvasir_fleet::{ExpertGroupMember, RankGroup, StepBroadcast, StepHashes};
+use kvasir_fleet::{ExpertGroupMember, PoolSizes, RankGroup, StepBroadcast, StepHashes};
+use kvasir_kv::CacheShape;
 use kvasir_serve::http::{PublishedStreams, RankConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -110,7 +111,8 @@ impl ReadyEngine {
         let core = resolved.core()?;
         let setup = setup_of(&loaded, &resolved, &core);
         if let Peers::Ranks(Leader { group, .. }) = peers {
-            group.start_executors(core.cache().shape().capacity).map_err(Failure::failed)?;
+            let CacheShape { capacity: slots, states, .. } = *core.cache().shape();
+            group.start_executors(PoolSizes { slots, states }).map_err(Failure::failed)?;
         }
         let mut engine = loaded.engine(core, resolved.overlap)?;
         if warms_up {

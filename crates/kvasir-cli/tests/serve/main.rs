@@ -20,6 +20,7 @@ mod memory;
 mod operations;
 mod ranks;
 mod recurrent_models;
+mod recurrent_ranks;
 mod sampling;
 mod server;
 mod slots;

@@ -2,7 +2,7 @@
 //!
 //! 1. `connect`: maps the shared memory (inherited as stdin) and sends `Hello` to rank 0 over the
 //!    socket (inherited as stdout).
-//! 2. `wait_for_start`: receives the size of the KV cache.
+//! 2. `wait_for_start`: receives the sizes of the pools.
 //! 3. `ready`, then `follow` (executes the steps of rank 0) or `serve` (runs a replicated engine).
 //!
 //! From 2 on the process exits when the socket is closed, so no rank outlives rank 0, even if that
@@ -14,7 +14,7 @@ use crate::message::Identity;
 use crate::ranks::broadcast_ring::BroadcastRing;
 use crate::ranks::command_log::CommandReplay;
 use crate::ranks::member::Member;
-use crate::ranks::rank_message::{FromRank, PROTOCOL, ToRank, receive, send, wait_for_close};
+use crate::ranks::rank_message::{FromRank, PROTOCOL, PoolSizes, ToRank, receive, send, wait_for_close};
 use crate::ranks::ring_error::RingError;
 use crate::ranks::step_broadcast::{STEP_RING, record};
 use crate::ranks::step_words::decode;
@@ -104,16 +104,16 @@ impl RankProcess {
         let _ = send(&self.socket, &FromRank::Failed { why: why.into() });
     }
 
-    /// Waits for rank 0 to send the size of the KV cache, and returns it in slots. From now on the
-    /// process exits when rank 0 does.
-    pub fn wait_for_start(&self) -> Result<u32, RankError> {
-        let ToRank::Start { slots } = receive(&self.socket)?;
+    /// Waits for rank 0 to send the sizes of the pools. From now on the process exits when rank 0
+    /// does.
+    pub fn wait_for_start(&self) -> Result<PoolSizes, RankError> {
+        let ToRank::Start(sizes) = receive(&self.socket)?;
         let socket = self.socket.try_clone()?;
         thread::Builder::new().name("rank-0".into()).spawn(move || {
             wait_for_close(&socket);
             process::exit(0);
         })?;
-        Ok(slots)
+        Ok(sizes)
     }
 
     /// Reports to rank 0 that the executor is ready. From now on the process ignores termination

@@ -5,7 +5,7 @@
 
 use crate::message::Identity;
 use crate::ranks::member::Member;
-use crate::ranks::rank_message::{FromRank, PROTOCOL, ToRank, receive, send, wait_for_close};
+use crate::ranks::rank_message::{FromRank, PROTOCOL, PoolSizes, ToRank, receive, send, wait_for_close};
 use std::{
     ffi::OsString,
     fmt, io,
@@ -113,9 +113,9 @@ impl RankGroup {
         Arc::clone(&self.member)
     }
 
-    /// Makes the ranks build executors with a KV cache of `slots` slots. Waits until all are ready,
-    /// then watches them.
-    pub fn start_executors(&mut self, slots: u32) -> Result<(), GroupError> {
+    /// Makes the ranks build executors with pools of these sizes. Waits until all are ready, then
+    /// watches them.
+    pub fn start_executors(&mut self, sizes: PoolSizes) -> Result<(), GroupError> {
         for (index, rank) in self.ranks.iter().enumerate() {
             let hello = rank.receive(index + 1)?;
             let FromRank::Hello { protocol, identity } = hello else {
@@ -128,7 +128,7 @@ impl RankGroup {
             if let Some(why) = difference {
                 return Err(GroupError::Rank { rank: index + 1, why });
             }
-            send(&rank.socket, &ToRank::Start { slots })?;
+            send(&rank.socket, &ToRank::Start(sizes))?;
         }
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             let ready = rank.receive(index + 1)?;

@@ -52,5 +52,6 @@ pub use command_log::CommandLog;
 pub use follow::{RankConfig, RankError, RankProcess};
 pub use group::{GroupConfig, GroupError, OnRankLost, RankCommand, RankGroup};
 pub use member::Member;
+pub use rank_message::PoolSizes;
 pub use step_broadcast::StepBroadcast;
 pub use step_hashes::StepHashes;

@@ -4,6 +4,7 @@
 //! peer.
 
 use crate::message::Identity;
+use kvasir_kv::StateConfig;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     io::{self, Read, Write},
@@ -11,7 +12,7 @@ use std::{
 };
 
 /// Version of the messages and of the records in shared memory.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 /// Maximum size of an encoded message.
 const MAX_BYTES: u32 = 1 << 20;
 
@@ -26,11 +27,21 @@ pub(crate) enum FromRank {
     Failed { why: String },
 }
 
+/// Sizes of the pools of every rank. Plans of rank 0 name slots of these pools, so all ranks have
+/// equally many, though a slot has different bytes on each rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolSizes {
+    /// Slots of the KV cache.
+    pub slots: u32,
+    /// The pool of recurrent states, if the model has any.
+    pub states: Option<StateConfig>,
+}
+
 /// From rank 0 to another rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
-    /// Build an executor with a KV cache of `slots` slots.
-    Start { slots: u32 },
+    /// Build an executor with pools of these sizes.
+    Start(PoolSizes),
 }
 
 /// Writes a message.

@@ -15,7 +15,7 @@
 //! all-reduce.
 //!
 //! Steps: [`plan`] decides the sharding of each value, [`emit`] writes the ops, and [`prune`]
-//! removes dead ops and weights. Guarded by `kvasir/tests/split.rs`, which runs ranks of all test
+//! removes dead ops and weights. Guarded by `kvasir/tests/split`, which runs ranks of all test
 //! models on both backends.
 
 pub(crate) mod cuts;

@@ -1,0 +1,96 @@
+//! `kvasir serve --tp`, `--ep` and `--dp` of models with recurrent layers: answers are equal in
+//! every configuration, and do not change when ranks or workers are killed.
+
+use super::fleet::{Fleet, answer_all, request};
+use super::ranks::ranks;
+use super::server::{Server, model_of};
+
+const LIMITS: [&str; 4] = ["--threads", "2", "--max-model-len", "512"];
+
+fn serve(checkpoint: &str, options: &[&str]) -> Fleet {
+    let folder = model_of("recurrent-ranks", checkpoint);
+    Fleet { server: Server::of_model(folder, &[&LIMITS, options].concat(), &[]) }
+}
+
+/// The answers of a server with these options, which is idle afterwards.
+fn answers(checkpoint: &str, options: &[&str]) -> Vec<Vec<(String, String, u64)>> {
+    let requests: Vec<_> = (0..12).map(|number| request(number, 40)).collect();
+    let fleet = serve(checkpoint, options);
+    let answers = answer_all(&fleet.server, &requests, |_| {});
+    fleet.wait_until_idle();
+    answers
+}
+
+#[test]
+fn answers_of_ranks_are_equal_under_every_configuration() {
+    let answers = |options: &[&str]| answers("qwen3_5_mtp", &[&["--tp", "2"], options].concat());
+    let expected = answers(&[]);
+    let configurations: [&[&str]; 14] = [
+        &["--rank-control", "requests"],
+        &["--rank-control", "requests", "--overlap", "on"],
+        &["--rank-control", "requests", "--spec", "mtp:2"],
+        &["--rank-control", "requests", "--spec", "ngram", "--state-memory", "100kB"],
+        &["--rank-control", "requests", "--policy", "rectangular", "--state-interval", "32"],
+        &["--spec", "mtp"],
+        &["--policy", "prefill-first", "--spec", "ngram"],
+        &["--cache", "cells"],
+        &["--cache", "paged", "--block-size", "8"],
+        &["--cache", "contiguous"],
+        &["--cache", "tree", "--spec", "suffix"],
+        &["--overlap", "on"],
+        &["--kv-capacity", "2048", "--state-memory", "0"],
+        &["--max-num-batched-tokens", "32", "--max-num-seqs", "3"],
+    ];
+    for options in configurations {
+        assert_eq!(answers(options), expected, "{options:?}");
+    }
+}
+
+/// One model per recurrence, with and without a mixture of experts.
+#[test]
+fn ranks_run_every_recurrence() {
+    let cases = ["falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2_moe", "nemotron_h", "qwen3_next"];
+    for case in cases {
+        let expected = answers(case, &["--tp", "2"]);
+        assert_eq!(answers(case, &["--tp", "2", "--rank-control", "requests"]), expected, "{case}");
+    }
+}
+
+/// The plain backend runs Qwen4-Exp, whose n-gram embeddings have a state.
+#[test]
+fn ranks_run_recurrences_on_the_plain_backend() {
+    for case in ["qwen3_5", "qwen4_exp"] {
+        let plain = ["--backend", "plain", "--tp", "2"];
+        let expected = answers(case, &plain);
+        let by_requests = [&plain[..], &["--rank-control", "requests"]].concat();
+        assert_eq!(answers(case, &by_requests), expected, "{case}");
+    }
+}
+
+#[test]
+fn killing_ranks_and_workers_changes_no_answer() {
+    let requests: Vec<_> = (0..64).map(|number| request(number, 100)).collect();
+    for control in ["steps", "requests"] {
+        let fleet = serve("qwen3_5", &["--dp", "2", "--tp", "2", "--rank-control", control]);
+        let expected = answer_all(&fleet.server, &requests, |_| {});
+        fleet.survive_kills(&requests, &expected, || ranks(&fleet));
+    }
+    let fleet = serve("lfm2", &["--dp", "2"]);
+    let expected = answer_all(&fleet.server, &requests, |_| {});
+    fleet.survive_kills(&requests, &expected, || fleet.processes());
+}
+
+#[test]
+fn expert_parallel_engines_run_recurrent_layers() {
+    for case in ["qwen3_5_moe", "nemotron_h_moe", "granitemoehybrid"] {
+        let expected = answers(case, &["--dp", "1"]);
+        for more in [&[][..], &["--spec", "ngram"], &["--overlap", "on"]] {
+            let options = [&["--dp", "2", "--ep", "on"], more].concat();
+            assert_eq!(answers(case, &options), expected, "{case} {more:?}");
+        }
+    }
+    let requests: Vec<_> = (0..64).map(|number| request(number, 100)).collect();
+    let fleet = serve("qwen3_5_moe", &["--dp", "2", "--ep", "on"]);
+    let expected = answer_all(&fleet.server, &requests, |_| {});
+    fleet.survive_kills(&requests, &expected, || fleet.processes());
+}
