@@ -29,8 +29,8 @@ use crate::speculation::drafter::Drafter;
 use crate::speculation::width::DraftWidth;
 use crate::step::cost_meter::CostMeter;
 use kvasir_exec::{Abilities, Executor, Fitting, Original, Refused, Step, StepError};
-use kvasir_kv::{BlockUse, CacheError, Slot};
-use std::{collections::VecDeque, fmt, ops::Range};
+use kvasir_kv::CacheError;
+use std::{collections::VecDeque, fmt};
 
 /// Why an engine has stopped permanently.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -259,26 +259,21 @@ impl<E: Executor> Engine<E> {
         Ok(Turn::Idle)
     }
 
-    /// Returns the memory of free slots of the KV pool to the system; the next step that writes them
+    /// Returns the memory of free slots of the KV pools to the system; the next step that writes them
     /// commits it again. Does nothing while a step is in flight. Linear in the blocks of the pool.
     pub fn release_free_memory(&mut self) {
         if !self.pending.is_empty() || self.ready.is_some() {
             return;
         }
         let cache = self.core.cache();
-        let (mut blocks, mut free, block_size) =
-            (Vec::new(), Vec::<Range<Slot>>::new(), cache.shape().block_size);
-        cache.visit_blocks(&mut blocks);
-        let used = blocks.iter().enumerate().filter(|(_, used)| **used != BlockUse::Free);
-        let mut start = 0;
-        for (block, _) in used {
-            let slot = block as Slot * block_size;
-            free.push(start..slot);
-            start = slot + block_size;
+        let mut free = Vec::new();
+        for (group, _) in cache.shape().groups.iter() {
+            free.clear();
+            cache.free_slots(group, &mut free);
+            if !free.is_empty() {
+                self.executor.release(group, &free);
+            }
         }
-        free.push(start..cache.shape().capacity.max(start));
-        free.retain(|slots| !slots.is_empty());
-        self.executor.release(&free);
     }
 
     /// Schedules the next step and submits it, or parks it until the executor can take it.

@@ -7,7 +7,7 @@
 use crate::batch::PoolRow;
 use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
 use crate::kv_rows::{KvAccess, KvLayout, NoKvAccess};
-use kvasir_kv::Slot;
+use kvasir_kv::{GroupId, Slot};
 use std::io;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -17,7 +17,7 @@ use std::thread::{Builder, JoinHandle};
 /// What the thread is to do.
 enum Work {
     Bind(PoolRow, Box<SequenceSpec>),
-    Release(Vec<Range<Slot>>),
+    Release(GroupId, Vec<Range<Slot>>),
     AccessKv(KvAccess),
     Run(Box<Step>),
 }
@@ -46,7 +46,7 @@ impl Background {
             for work in queue {
                 match work {
                     Work::Bind(row, spec) => executor.bind(row, *spec),
-                    Work::Release(slots) => executor.release(&slots),
+                    Work::Release(group, slots) => executor.release(group, &slots),
                     Work::AccessKv(access) => executor.access_kv(access),
                     Work::Run(step) => {
                         let ran = match executor.submit(step) {
@@ -104,8 +104,8 @@ impl Executor for Background {
         }
     }
 
-    fn release(&mut self, slots: &[Range<Slot>]) {
-        self.send(Work::Release(slots.to_vec()));
+    fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) {
+        self.send(Work::Release(group, slots.to_vec()));
     }
 
     fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {

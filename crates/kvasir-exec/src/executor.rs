@@ -11,7 +11,7 @@
 use crate::batch::{Batch, BatchRow, PoolRow, RowKind};
 use crate::kv_rows::{KvAccess, KvLayout, NoKvAccess};
 use crate::output::Output;
-use kvasir_kv::{Lowering, Plan, PlanKind, PlanRow, Position, Section, Slot, Token};
+use kvasir_kv::{GroupId, Lowering, Plan, PlanKind, PlanRow, Position, Section, Slot, Token};
 use kvasir_sample::{Constrained, MirostatState, SamplerChain, Sampling, accept};
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -30,14 +30,15 @@ pub struct Step {
 }
 
 impl Step {
-    /// Rewrites the plan into explicit masks if an executor of these abilities does not accept its
-    /// kind, and returns the original then. Fails, and changes nothing, if it accepts neither.
+    /// Rewrites the plan into explicit masks if an executor of these abilities does not accept the
+    /// kinds of its sections, and returns the original then. Fails, and changes nothing, if it
+    /// accepts neither.
     pub fn lower(
         &mut self,
         abilities: &Abilities,
         lowering: &mut Lowering,
     ) -> Result<Option<Box<Plan>>, StepError> {
-        if abilities.plans.contains(&self.plan.kind) {
+        if self.plan.sections().all(|section| abilities.plans.contains(&section.kind)) {
             return Ok(None);
         }
         if !abilities.plans.contains(&PlanKind::Explicit) {
@@ -107,6 +108,17 @@ impl Step {
         }
         Ok(())
     }
+
+    /// Checks that the plan has a section for each of an executor's `groups` window groups. A dummy
+    /// step may have none. An executor without window groups ignores the sections: the full section
+    /// has the same rows.
+    pub fn check_window_sections(&self, groups: usize) -> Result<(), StepError> {
+        let sections = self.plan.windows.len();
+        if groups == 0 || sections == groups || (sections == 0 && self.batch.is_dummy()) {
+            return Ok(());
+        }
+        Err(StepError::Failed(format!("plan of {sections} window sections for {groups} window groups")))
+    }
 }
 
 /// The capabilities of an executor.
@@ -129,15 +141,18 @@ pub struct Abilities {
     pub rectangles: bool,
     /// Whether it has a pool of recurrent states and reads the plan's state section.
     pub states: bool,
+    /// Whether it can have a KV pool per window group, and then reads the plan's window sections.
+    pub windows: bool,
 }
 
 impl Abilities {
-    /// An executor that accepts every kind of plan, has a pool of recurrent states and no static
-    /// shapes.
+    /// An executor that accepts every kind of plan, reads the sections of all layer groups and has
+    /// no static shapes.
     pub const fn all(depth: u32, max_tokens: u32, pool_rows: u32) -> Self {
         let plans = &[PlanKind::Contiguous, PlanKind::Ragged, PlanKind::Explicit];
         let batch_sizes = Vec::new();
-        Self { plans, depth, max_tokens, pool_rows, batch_sizes, rectangles: false, states: true }
+        let (rectangles, states, windows) = (false, true, true);
+        Self { plans, depth, max_tokens, pool_rows, batch_sizes, rectangles, states, windows }
     }
 }
 
@@ -251,11 +266,11 @@ pub trait Executor {
     /// On success the output has one entry per row of the batch. On failure it says nothing, and
     /// the K and V that the step should have written are unspecified; later steps go on.
     fn wait(&mut self, pending: Self::Pending) -> (Box<Step>, Result<(), StepError>);
-    /// Returns the memory of free slots to the system, as far as whole pages hold nothing else.
-    /// Every slot is written again before it is read, and no step in flight names one. The default
-    /// keeps the memory.
-    fn release(&mut self, slots: &[Range<Slot>]) {
-        let _ = slots;
+    /// Returns the memory of free slots of a layer group to the system, as far as whole pages hold
+    /// nothing else. Every slot is written again before it is read, and no step in flight names
+    /// one. The default keeps the memory.
+    fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) {
+        let _ = (group, slots);
     }
     /// Layout of the rows of its slots; constant. The default gives no access to them.
     fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {

@@ -15,7 +15,7 @@
 use crate::batch::{IN_FLIGHT, PoolRow};
 use crate::executor::{Abilities, Executor, Ran, Refused, SequenceSpec, Step, StepError};
 use crate::kv_rows::{KvLayout, NoKvAccess};
-use kvasir_kv::{Slot, Token};
+use kvasir_kv::{GroupId, Slot, Token};
 use std::ops::Range;
 
 /// Keeps the ranks of a group in lockstep. An error of `bind` or `release` fails the next step, if
@@ -24,8 +24,8 @@ pub trait RankControl: Send {
     /// Called before a sequence of this [final length](SequenceSpec::final_len) is bound to a pool
     /// row.
     fn bind(&mut self, row: PoolRow, final_len: u32) -> Result<(), StepError>;
-    /// Called before the memory of these slots is released.
-    fn release(&mut self, slots: &[Range<Slot>]) -> Result<(), StepError>;
+    /// Called before the memory of these slots of a layer group is released.
+    fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) -> Result<(), StepError>;
     /// Called before a step runs, with all in-flight tokens resolved. An error skips the step.
     fn begin_step(&mut self, step: &Step) -> Result<(), StepError>;
     /// Called after a step with this rank's result. Returns the result of the step for the caller.
@@ -161,10 +161,10 @@ impl Executor for RankExecutor {
         pending.into_parts()
     }
 
-    fn release(&mut self, slots: &[Range<Slot>]) {
-        let result = self.control.release(slots);
+    fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) {
+        let result = self.control.release(group, slots);
         self.latch_lost(result);
-        self.inner.release(slots);
+        self.inner.release(group, slots);
     }
 
     fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {
@@ -218,8 +218,8 @@ mod tests {
         fn bind(&mut self, row: PoolRow, final_len: u32) -> Result<(), StepError> {
             self.record(format!("bind {} {final_len}", row.0))
         }
-        fn release(&mut self, slots: &[Range<Slot>]) -> Result<(), StepError> {
-            self.record(format!("release {slots:?}"))
+        fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) -> Result<(), StepError> {
+            self.record(format!("release {} {slots:?}", group.0))
         }
         fn begin_step(&mut self, step: &Step) -> Result<(), StepError> {
             self.record(format!("step {:?}", step.batch.tokens))
@@ -249,10 +249,10 @@ mod tests {
         let mut executor = RankExecutor::new(AddOne, Box::new(RecordingControl(Arc::clone(&calls))));
         assert!(matches!(run(&mut executor, IN_FLIGHT), (IN_FLIGHT, Err(StepError::Failed(_)))));
         executor.bind(PoolRow(1), SequenceSpec { final_len: 9, ..SequenceSpec::default() });
-        executor.release(&[3..5, 8..9]);
+        executor.release(GroupId(1), &[3..5, 8..9]);
         assert_eq!(run(&mut executor, 6), (6, Ok(())));
         assert_eq!(run(&mut executor, IN_FLIGHT), (IN_FLIGHT, Ok(())));
-        assert_eq!(*calls.lock().unwrap(), ["bind 1 9", "release [3..5, 8..9]", "step [6]", "step [7]"]);
+        assert_eq!(*calls.lock().unwrap(), ["bind 1 9", "release 1 [3..5, 8..9]", "step [6]", "step [7]"]);
     }
 
     #[test]

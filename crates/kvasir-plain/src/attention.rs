@@ -8,7 +8,7 @@
 use crate::mask::Reads;
 use crate::math::{add_scaled, dot, softmax};
 use crate::pool::{Part, Pool};
-use kvasir_kv::{Plan, PoolId, Position, Slot};
+use kvasir_kv::{PoolId, Position, Slot};
 use kvasir_program::{LayerFacts, LayerId};
 use std::{collections::HashMap, sync::Arc};
 
@@ -38,7 +38,7 @@ pub(crate) struct Attention<'a> {
 impl Attention<'_> {
     /// Computes one query: its heads in `q`, the results in `out`. `visible` are the indices of
     /// visible entries in order of position. A dummy row reads nothing: its result is zero.
-    pub(crate) fn query(&self, reads: &Reads, visible: &[u32], q: &[f32], out: &mut [f32]) {
+    pub(crate) fn query(&self, reads: &Reads<'_>, visible: &[u32], q: &[f32], out: &mut [f32]) {
         let LayerFacts { kv_heads, key_dim, value_dim, value_in_key, .. } = self.facts;
         let shared = q.len() / key_dim / kv_heads;
         let mut is_visible = vec![false; reads.entries.len()];
@@ -70,11 +70,10 @@ impl Attention<'_> {
 /// Iterates over all queries of a step: token index, the entries its row reads, and those visible
 /// in a layer.
 pub(crate) fn for_each_query<'a>(
-    plan: &'a Plan,
-    reads: &'a [Reads],
+    reads: &'a [Reads<'a>],
     layer: &'a LayerFacts,
-) -> impl Iterator<Item = (usize, &'a Reads, Vec<u32>)> {
-    plan.rows.iter().zip(reads).flat_map(move |(row, reads)| {
-        row.queries.range().enumerate().map(move |(q, token)| (token, reads, reads.visible(plan, q, layer)))
+) -> impl Iterator<Item = (usize, &'a Reads<'a>, Vec<u32>)> {
+    reads.iter().flat_map(move |reads| {
+        reads.queries().enumerate().map(move |(q, token)| (token, reads, reads.visible(q, layer)))
     })
 }

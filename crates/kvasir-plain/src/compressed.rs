@@ -21,7 +21,7 @@ pub(crate) struct CompressedAttention<'a> {
 
 /// The cache entries that one query sees.
 pub(crate) struct VisibleEntries<'a> {
-    pub(crate) reads: &'a Reads,
+    pub(crate) reads: &'a Reads<'a>,
     pub(crate) visible: &'a [u32],
     /// Entries of the pools that the indexer selected; `None` if the layer has no indexer.
     pub(crate) selected: Option<&'a [u32]>,

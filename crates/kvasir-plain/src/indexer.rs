@@ -51,7 +51,7 @@ impl Indexer<'_> {
     /// length of the sequence.
     pub(crate) fn select(
         &self,
-        reads: &Reads,
+        reads: &Reads<'_>,
         visible: &[u32],
         q: &[f32],
         weights: Option<&[f32]>,
@@ -86,7 +86,7 @@ impl Indexer<'_> {
 
 impl ResolvedKeyPool<'_> {
     /// Splits the visible entries into the leading complete pools and the entries after them.
-    pub(crate) fn split<'a>(&self, reads: &Reads, visible: &'a [u32]) -> (Vec<&'a [u32]>, &'a [u32]) {
+    pub(crate) fn split<'a>(&self, reads: &Reads<'_>, visible: &'a [u32]) -> (Vec<&'a [u32]>, &'a [u32]) {
         let pool_index = |entry: u32| reads.entries[entry as usize].2 as usize / self.size;
         let complete: Vec<&[u32]> = visible
             .chunk_by(|a, b| pool_index(*a) == pool_index(*b))
@@ -101,7 +101,7 @@ impl ResolvedKeyPool<'_> {
         &self,
         complete: &[&[u32]],
         index: usize,
-        reads: &Reads,
+        reads: &Reads<'_>,
         final_len: u32,
         row: impl Fn(&u32) -> &'r [f32],
     ) -> Vec<f32> {

@@ -31,6 +31,7 @@ mod ngram;
 mod pool;
 mod recurrent;
 mod recurrent_rows;
+mod rowwise;
 mod run;
 mod state_pool;
 mod streams;

@@ -9,15 +9,20 @@
 //! 4. The plan's explicit mask has its bit set. The read holds the entries of all rows of the step.
 
 use kvasir_exec::{Batch, BatchRow};
-use kvasir_kv::{Plan, PlanRow, PoolId, Position, Slot};
+use kvasir_kv::{PlanRow, PoolId, Position, Section, Slot};
 use kvasir_program::LayerFacts;
 use std::collections::HashMap;
+use std::ops::Range;
 
-/// The entries that one row of a step reads, and what each of its queries may attend to.
-pub(crate) struct Reads {
+/// The entries that one row of a step reads in a layer group, and what each of its queries may
+/// attend to.
+pub(crate) struct Reads<'a> {
     /// In order of position: pool, slot, position.
     pub(crate) entries: Vec<(PoolId, Slot, Position)>,
+    section: &'a Section,
     row: PlanRow,
+    /// Positions of the queries.
+    positions: &'a [Position],
     /// Tree node of each slot to which this step writes a draft or its root.
     nodes: HashMap<Slot, usize>,
     /// Parent of each node; the root is its own parent.
@@ -26,9 +31,16 @@ pub(crate) struct Reads {
     first_node: usize,
 }
 
-impl Reads {
-    pub(crate) fn new(plan: &Plan, row: &PlanRow, batch: &Batch, of: &BatchRow) -> Self {
-        let entries = plan.entries(row).collect();
+impl<'a> Reads<'a> {
+    /// The reads of `row`, a row of `section`. `positions` are those of all queries of the step.
+    pub(crate) fn new(
+        section: &'a Section,
+        row: &PlanRow,
+        positions: &'a [Position],
+        batch: &Batch,
+        of: &BatchRow,
+    ) -> Self {
+        let entries = section.entries(row).collect();
         let count = of.drafts.count as usize;
         let first_node = (of.tokens.len as usize).saturating_sub(count + 1);
         let mut parents = vec![0];
@@ -36,25 +48,31 @@ impl Reads {
             Some(tree) => parents.extend(batch.parents[tree.range()].iter().map(|p| *p as usize)),
             None => parents.extend(0..count),
         }
-        let slots = &plan.write_slots[row.queries.range()];
+        let slots = &section.write_slots[row.queries.range()];
         let nodes = slots[first_node.min(slots.len())..].iter().copied().zip(0..).collect();
-        Self { entries, row: *row, nodes, parents, first_node }
+        let positions = &positions[row.queries.range()];
+        Self { entries, section, row: *row, positions, nodes, parents, first_node }
     }
 
     /// Indices of the entries visible to `query` (counted within the row) in a layer, in order of
     /// position.
-    pub(crate) fn visible(&self, plan: &Plan, query: usize, layer: &LayerFacts) -> Vec<u32> {
-        let position = plan.positions[self.row.queries.range()][query];
+    pub(crate) fn visible(&self, query: usize, layer: &LayerFacts) -> Vec<u32> {
+        let position = self.positions[query];
         let sees = |entry: usize| {
             let (pool, slot, at) = self.entries[entry];
             let in_window = at <= position.saturating_add(layer.lookahead)
                 && layer.window.is_none_or(|window| position.saturating_sub(at) < window);
             let drafts = pool == PoolId(0) && layer.lookahead == 0;
             let node = if drafts { self.nodes.get(&slot) } else { None };
-            let is_shown = plan.sees(&self.row, query as u32, entry as u32);
+            let is_shown = self.section.sees(&self.row, query as u32, entry as u32);
             in_window && is_shown && node.is_none_or(|node| self.descends(query, *node))
         };
         (0..self.entries.len()).filter(|entry| sees(*entry)).map(|entry| entry as u32).collect()
+    }
+
+    /// Indices of its queries in the flat list of the step.
+    pub(crate) fn queries(&self) -> Range<usize> {
+        self.row.queries.range()
     }
 
     /// Whether `node` is `query`'s node or one of its ancestors.

@@ -1,22 +1,23 @@
 //! The KV cache memory of the reference backend: K, V and indexer keys per layer and slot, in f32.
 //!
-//! Slots are assigned by the cache's plan; the pool knows no sequence and no block table. Memory is
-//! allocated by pages as slots are written; a slot that was never written reads as zeros.
+//! Slots are assigned by the cache's plan; the pool knows no sequence and no block table. A layer
+//! has the slots of its layer group. Memory is allocated by pages as slots are written; a slot that
+//! was never written, or whose page was released, reads as zeros.
 
-use kvasir_kv::{Slot, SlotCopy};
-use kvasir_program::{LayerFacts, LayerId};
+use kvasir_kv::{GroupId, Slot, SlotCopy};
+use kvasir_program::{Grouping, LayerFacts, LayerId};
+use std::ops::Range;
 
 /// Slots per page.
 const PAGE: usize = 64;
 
 /// KV cache memory of a session, one array per layer and part.
-#[derive(Default)]
 pub struct Pool {
     layers: Vec<Layer>,
 }
 
-#[derive(Default)]
 struct Layer {
+    group: GroupId,
     /// Elements per slot of each part.
     widths: [usize; 3],
     /// What a slot that was never written holds.
@@ -52,13 +53,28 @@ impl Layer {
 }
 
 impl Pool {
-    pub(crate) fn new(layers: &[LayerFacts]) -> Self {
-        let layer = |facts: &LayerFacts| {
+    pub(crate) fn new(layers: &[LayerFacts], grouping: &Grouping) -> Self {
+        let layer = |(facts, group): (&LayerFacts, &u8)| {
             let widths = [facts.key_width(), facts.value_width(), facts.index_dim];
             let widest = widths.into_iter().max().unwrap_or(0);
-            Layer { widths, zeros: vec![0.0; widest], pages: Default::default() }
+            Layer { group: GroupId(*group), widths, zeros: vec![0.0; widest], pages: Default::default() }
         };
-        Self { layers: layers.iter().map(layer).collect() }
+        Self { layers: layers.iter().zip(&grouping.of_layer).map(layer).collect() }
+    }
+
+    /// The group in whose slots a layer's rows are.
+    pub(crate) fn group(&self, layer: LayerId) -> GroupId {
+        self.layers[layer.0 as usize].group
+    }
+
+    /// Whether sliding-window layers have slots of their own. A slot of group 0 is then no row of
+    /// all layers.
+    pub(crate) fn has_window_groups(&self) -> bool {
+        self.layers.iter().any(|layer| layer.group != GroupId::FULL)
+    }
+
+    fn layers_of(&mut self, group: GroupId) -> impl Iterator<Item = &mut Layer> {
+        self.layers.iter_mut().filter(move |layer| layer.group == group)
     }
 
     pub(crate) fn row(&self, layer: LayerId, part: Part, slot: Slot) -> &[f32] {
@@ -96,10 +112,22 @@ impl Pool {
         rest
     }
 
-    /// Copies slots (compaction, accepted tree nodes). All sources are read before any destination
-    /// is written.
-    pub(crate) fn run_moves(&mut self, moves: &[SlotCopy]) {
-        for layer in &mut self.layers {
+    /// Frees the pages of a group of which all slots are in `slots`.
+    pub(crate) fn release(&mut self, group: GroupId, slots: Range<Slot>) {
+        let (first, end) = ((slots.start as usize).div_ceil(PAGE), slots.end as usize / PAGE);
+        for pages in self.layers_of(group).flat_map(|layer| &mut layer.pages) {
+            let end = end.min(pages.len());
+            pages.get_mut(first..end).unwrap_or_default().fill(Vec::new());
+        }
+    }
+
+    /// Copies slots of a group (copy-on-write, compaction, accepted tree nodes). All sources are
+    /// read before any destination is written.
+    pub(crate) fn run_moves(&mut self, group: GroupId, moves: &[SlotCopy]) {
+        if moves.is_empty() {
+            return;
+        }
+        for layer in self.layers_of(group) {
             for part in 0..layer.pages.len() {
                 let rows: Vec<Vec<f32>> = moves.iter().map(|m| layer.row(part, m.from).to_vec()).collect();
                 moves.iter().zip(rows).for_each(|(m, row)| layer.row_mut(part, m.to).copy_from_slice(&row));

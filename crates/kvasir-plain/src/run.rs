@@ -1,29 +1,25 @@
 //! The interpreter of the reference backend: runs a program's ops one after the other over one
 //! step.
 //!
-//! 1. Apply the plan's slot copies (`moves`).
+//! 1. Apply the plan's slot copies (`moves`), group by group.
 //! 2. For each op, compute its result into the buffer of its value. Attention first writes K and V
-//!    to the plan's slots; recurrent ops read and write the plan's states (`recurrent_rows.rs`).
+//!    to the slots that the plan names for its layer group; recurrent ops read and write the plan's states (`recurrent_rows.rs`).
 //!
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
 use crate::attention::{Attention, Pools, for_each_query};
 use crate::compressed::{CompressedAttention, VisibleEntries};
-use crate::elementwise::elementwise;
 use crate::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::indexer::{GatedValues, Indexer, ResolvedKeyPool, ResolvedPooling};
 use crate::mask::Reads;
-use crate::math::{dot, rotate_pairs, turns};
-use crate::mixture::{Routes, gated, mixture, route};
+use crate::mixture::{Routes, mixture, route};
 use crate::pool::{Part, Pool};
 use crate::state_pool::StatePool;
-use crate::streams::{HyperWeights, hyper_connection, mix_streams};
 use crate::weights::Weights;
 use kvasir_exec::{AllGatherBuffers, Batch, ExpertExchange, Ranks, StepError};
-use kvasir_kv::{Plan, PoolId, Token};
+use kvasir_kv::{GroupId, Plan, PoolId, Section, Token};
 use kvasir_program::{
-    Buffers, Collective, Holds, KeyPool, KeyPooling, LayerId, Matrix, NormKind, Op, Pairs, Program, Rope,
-    Rows, ValueId,
+    Buffers, Collective, Holds, KeyPool, KeyPooling, LayerId, Matrix, Op, Program, Rows, ValueId,
 };
 use std::{collections::HashMap, sync::Arc};
 
@@ -55,7 +51,8 @@ pub(crate) struct Run<'a> {
     pub(crate) job: Job<'a>,
     own: &'a mut Pool,
     pub(crate) states: &'a mut StatePool,
-    reads: Vec<Reads>,
+    /// The reads of all rows, by layer group. A dummy step has none of window groups.
+    reads: Vec<Vec<Reads<'a>>>,
     /// Batch row of each token.
     pub(crate) row_of: Vec<usize>,
     /// Indices of the tokens whose logits are wanted.
@@ -67,8 +64,12 @@ pub(crate) struct Run<'a> {
 
 impl<'a> Run<'a> {
     pub(crate) fn new(job: Job<'a>, own: &'a mut Pool, states: &'a mut StatePool) -> Self {
-        let rows = job.plan.rows.iter().zip(&job.batch.rows);
-        let reads = rows.map(|(row, of)| Reads::new(job.plan, row, job.batch, of)).collect();
+        let reads_of = |section: &'a Section| {
+            let rows = section.rows.iter().zip(&job.batch.rows);
+            let reads = rows.map(|(row, of)| Reads::new(section, row, &job.plan.positions, job.batch, of));
+            reads.collect()
+        };
+        let reads = job.plan.sections().map(reads_of).collect();
         let rows = || job.batch.rows.iter().enumerate();
         let row_of = rows().flat_map(|(r, row)| row.tokens.range().map(move |_| r)).collect();
         let sampled =
@@ -81,7 +82,9 @@ impl<'a> Run<'a> {
     /// Runs all ops. Logits and the values that the buffer plan keeps can be read afterwards.
     /// Returns the error of the first collective that fails.
     pub(crate) fn all(&mut self) -> Result<(), StepError> {
-        self.own.run_moves(&self.job.plan.moves);
+        for (group, section) in (0..).map(GroupId).zip(self.job.plan.sections()) {
+            self.own.run_moves(group, &section.moves);
+        }
         for op in &self.job.program.ops {
             match op {
                 Op::Route { scores, routing, out } => {
@@ -111,7 +114,7 @@ impl<'a> Run<'a> {
         self.job.buffers.of_value[value.0 as usize].map_or(&[], |buffer| &self.memory[buffer])
     }
 
-    fn width(&self, value: ValueId) -> usize {
+    pub(crate) fn width(&self, value: ValueId) -> usize {
         self.job.program.value(value).width()
     }
 
@@ -121,7 +124,7 @@ impl<'a> Run<'a> {
         &self.value(value)[token * width..(token + 1) * width]
     }
 
-    fn rows(&self, value: ValueId) -> std::slice::ChunksExact<'_, f32> {
+    pub(crate) fn rows(&self, value: ValueId) -> std::slice::ChunksExact<'_, f32> {
         self.value(value).chunks_exact(self.width(value))
     }
 
@@ -167,19 +170,6 @@ impl<'a> Run<'a> {
             }
             Op::Lookup { table, index, .. } => self.lookup(*table, *index, y, width),
             Op::Hidden { .. } => y.copy_from_slice(self.job.hidden),
-            Op::Norm { x, kind, weight, bias, eps, groups, .. } => {
-                let group = width / groups;
-                let parts = y.chunks_exact_mut(group).zip(self.value(*x).chunks_exact(group));
-                for (at, (y, x)) in parts.enumerate() {
-                    // One weight per element of the row, or one per element of a group that all
-                    // groups share.
-                    let of_group = |weight: &'a [f32]| {
-                        if weight.len() == group { weight } else { &weight[at % groups * group..][..group] }
-                    };
-                    let weight = weight.map(|id| of_group(w.get(id)));
-                    norm(y, x, *kind, weight, bias.map(|b| w.get(b)), *eps);
-                }
-            }
             Op::Linear { x, matrix, .. } => self.linear(*x, matrix, y),
             Op::GroupLinear { x, matrices, .. } => {
                 let (stride, x) = (self.width(*x), self.value(*x));
@@ -191,90 +181,11 @@ impl<'a> Run<'a> {
                     }
                 }
             }
-            Op::Slice { x, groups, start, width: part, .. } => {
-                let x = self.value(*x).chunks_exact(self.width(*x) / groups);
-                for (y, x) in y.chunks_exact_mut(*part).zip(x) {
-                    y.copy_from_slice(&x[*start..start + part]);
-                }
-            }
-            Op::Concat { a, b, groups, .. } => {
-                let (a_width, b_width) = (self.width(*a) / groups, self.width(*b) / groups);
-                let parts = self.value(*a).chunks_exact(a_width).zip(self.value(*b).chunks_exact(b_width));
-                for (y, (a, b)) in y.chunks_exact_mut(a_width + b_width).zip(parts) {
-                    y[..a_width].copy_from_slice(a);
-                    y[a_width..].copy_from_slice(b);
-                }
-            }
-            Op::Rotary { x, groups, start, rope, pairs, .. } => {
-                y.copy_from_slice(self.value(*x));
-                let rope = &self.job.program.ropes[rope.0 as usize];
-                self.rotate(y, width / groups, *groups, *start, rope, *pairs);
-            }
             Op::UpdateAndAttend { .. } => self.attend(op, y, width),
             Op::CompressedAttend { .. } => self.attend_compressed(op, y, width),
-            Op::Gate { gate, up, activation, .. } => {
-                // A gate of one element applies to the whole row.
-                let repeat = width / self.width(*gate).max(1);
-                let gates = self.value(*gate).iter().flat_map(|gate| std::iter::repeat_n(gate, repeat));
-                let operands = gates.zip(self.value(*up));
-                y.iter_mut().zip(operands).for_each(|(y, (gate, up))| *y = gated(*gate, *up, *activation));
-            }
-            Op::Scale { x, factor, by, .. } => {
-                let factor = factor * by.map_or(1.0, |by| w.get(by)[0]);
-                y.iter_mut().zip(self.value(*x)).for_each(|(y, x)| *y = x * factor);
-            }
-            Op::Add { a, b, .. } => {
-                let operands = self.value(*a).iter().zip(self.value(*b));
-                y.iter_mut().zip(operands).for_each(|(y, (a, b))| *y = a + b);
-            }
-            Op::Elementwise { x, function, .. } => {
-                y.iter_mut().zip(self.value(*x)).for_each(|(y, x)| *y = elementwise(*x, *function));
-            }
-            Op::GroupDot { a, b, groups, .. } => {
-                let width = self.width(*a) / groups;
-                let operands = self.value(*a).chunks_exact(width).zip(self.value(*b).chunks_exact(width));
-                y.iter_mut().zip(operands).for_each(|(y, (a, b))| *y = dot(a, b));
-            }
-            Op::HyperConnection { x, form, .. } => {
-                let weights = HyperWeights { scale: w.get(form.scale), base: w.get(form.base) };
-                let rows = y.chunks_exact_mut(width).zip(self.rows(*x));
-                rows.for_each(|(y, x)| hyper_connection(x, form, weights, y));
-            }
-            Op::MixStreams { x, weights, streams, .. } => {
-                let stream = self.width(*x) / streams;
-                for (y, (x, weights)) in y.chunks_exact_mut(width).zip(self.rows(*x).zip(self.rows(*weights)))
-                {
-                    mix_streams(x, weights, stream, y);
-                }
-            }
             Op::Pool { x, pooling, .. } => self.pool(*x, *pooling, y, width),
-            Op::Mixture { x, routes, experts, .. } => {
-                if let Some(exchange) = self.job.expert_exchange {
-                    let (routes, top_k) = (&self.routes[routes][..], self.job.program.top_k(op));
-                    let rows = RoutedRows { x: self.value(*x), width, routes, top_k };
-                    return expert_parallel_mixture(exchange, &rows, experts, w, y);
-                }
-                let rows = self.rows(*x).zip(&self.routes[routes]);
-                for (y, (x, routes)) in y.chunks_exact_mut(width).zip(rows) {
-                    mixture(x, routes, experts, w, y);
-                }
-            }
-            Op::Collect { x, how, .. } => match (how, self.job.ranks) {
-                (Collective::Join, Some(ranks)) => {
-                    AllGatherBuffers::default().all_gather(
-                        ranks,
-                        self.value(*x),
-                        self.width(*x),
-                        y,
-                        width,
-                    )?;
-                }
-                (Collective::Sum, Some(ranks)) => {
-                    y.copy_from_slice(self.value(*x));
-                    ranks.all_reduce(y)?;
-                }
-                (_, None) => y.copy_from_slice(self.value(*x)),
-            },
+            Op::Mixture { .. } => self.mix_experts(op, y, width)?,
+            Op::Collect { x, how, .. } => self.collect(*x, *how, y, width)?,
             Op::Gather { x, .. } => {
                 for (y, token) in y.chunks_exact_mut(width).zip(&self.sampled) {
                     y.copy_from_slice(self.token(*x, *token));
@@ -289,6 +200,17 @@ impl<'a> Run<'a> {
                     y.iter_mut().for_each(|y| *y = cap * (*y / cap).tanh());
                 }
             }
+            Op::Norm { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Rotary { .. }
+            | Op::Gate { .. }
+            | Op::Scale { .. }
+            | Op::Add { .. }
+            | Op::Elementwise { .. }
+            | Op::GroupDot { .. }
+            | Op::HyperConnection { .. }
+            | Op::MixStreams { .. } => self.compute_rows(op, y, width),
             Op::Route { .. }
             | Op::SelectKeys { .. }
             | Op::ShortConv { .. }
@@ -299,6 +221,40 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Computes a mixture of experts by the routes of its rows.
+    fn mix_experts(&self, op: &Op, y: &mut [f32], width: usize) -> Result<(), StepError> {
+        let Op::Mixture { x, routes, experts, .. } = op else { return Ok(()) };
+        let w = self.job.weights;
+        if let Some(exchange) = self.job.expert_exchange {
+            let (routes, top_k) = (&self.routes[routes][..], self.job.program.top_k(op));
+            let rows = RoutedRows { x: self.value(*x), width, routes, top_k };
+            return expert_parallel_mixture(exchange, &rows, experts, w, y);
+        }
+        let rows = self.rows(*x).zip(&self.routes[routes]);
+        for (y, (x, routes)) in y.chunks_exact_mut(width).zip(rows) {
+            mixture(x, routes, experts, w, y);
+        }
+        Ok(())
+    }
+
+    /// Combines the partial rows of all ranks. Without other ranks it copies them.
+    fn collect(&self, x: ValueId, how: Collective, y: &mut [f32], width: usize) -> Result<(), StepError> {
+        let rows = self.value(x);
+        match (how, self.job.ranks) {
+            (Collective::Join, Some(ranks)) => {
+                AllGatherBuffers::default().all_gather(ranks, rows, self.width(x), y, width)
+            }
+            (Collective::Sum, Some(ranks)) => {
+                y.copy_from_slice(rows);
+                ranks.all_reduce(y)
+            }
+            (_, None) => {
+                y.copy_from_slice(rows);
+                Ok(())
+            }
+        }
+    }
+
     fn linear(&self, x: ValueId, matrix: &Matrix, y: &mut [f32]) {
         self.job.weights.multiply(matrix, self.value(x), matrix.inputs, y, matrix.outputs);
     }
@@ -306,21 +262,16 @@ impl<'a> Run<'a> {
     /// Writes each token's row of a value to its KV slot.
     fn keep(&mut self, value: ValueId, layer: LayerId, part: Part) {
         let Some(buffer) = self.job.buffers.of_value[value.0 as usize] else { return };
+        let Some(section) = self.job.plan.section(self.own.group(layer)) else { return };
         let rows = self.memory[buffer].chunks_exact(self.width(value));
-        for (row, slot) in rows.zip(&self.job.plan.write_slots) {
+        for (row, slot) in rows.zip(&section.write_slots) {
             self.own.write(layer, part, *slot, row);
         }
     }
 
-    /// RoPE in place. `group` is the width of a head, `start` its first rotated element.
-    fn rotate(&self, y: &mut [f32], group: usize, groups: usize, start: usize, rope: &Rope, pairs: Pairs) {
-        let positions = self.job.plan.positions.iter().zip(&self.row_of);
-        for (heads, (position, row)) in y.chunks_exact_mut(group * groups).zip(positions) {
-            let turns = turns(rope, *position, self.job.final_lens[*row]);
-            for head in heads.chunks_exact_mut(group) {
-                rotate_pairs(&mut head[start..start + rope.dims()], &turns, pairs);
-            }
-        }
+    /// The reads of all rows in a layer's group.
+    fn reads_of(&self, layer: LayerId) -> &[Reads<'a>] {
+        self.reads.get(self.own.group(layer).index()).map_or(&[], |reads| reads)
     }
 
     fn pools(&self) -> Pools<'_> {
@@ -340,7 +291,7 @@ impl<'a> Run<'a> {
             sinks,
             kv_pools: self.pools(),
         };
-        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
+        for (token, reads, visible) in for_each_query(self.reads_of(*layer), facts) {
             let visible = selection.map_or(&visible, |s| &self.selections[&s][token]);
             let q = self.token(*q, token);
             attention.query(reads, visible, q, &mut y[token * width..(token + 1) * width]);
@@ -360,7 +311,7 @@ impl<'a> Run<'a> {
             key_pool: self.resolve_key_pool(*pool),
             kv_pools: self.pools(),
         };
-        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
+        for (token, reads, visible) in for_each_query(self.reads_of(*layer), facts) {
             let seen = VisibleEntries {
                 reads,
                 visible: &visible,
@@ -397,31 +348,11 @@ impl<'a> Run<'a> {
     fn select(&self, q: ValueId, weights: Option<ValueId>, indexer: &Indexer<'_>) -> Vec<Vec<u32>> {
         let facts = &self.job.program.layers[indexer.layer.0 as usize];
         let mut selections = vec![Vec::new(); self.job.tokens.len()];
-        for (token, reads, visible) in for_each_query(self.job.plan, &self.reads, facts) {
+        for (token, reads, visible) in for_each_query(self.reads_of(indexer.layer), facts) {
             let weights = weights.map(|weights| self.token(weights, token));
             let final_len = self.job.final_lens[self.row_of[token]];
             selections[token] = indexer.select(reads, &visible, self.token(q, token), weights, final_len);
         }
         selections
-    }
-}
-
-/// RMSNorm or LayerNorm of one group.
-fn norm(y: &mut [f32], x: &[f32], kind: NormKind, weight: Option<&[f32]>, bias: Option<&[f32]>, eps: f32) {
-    let weights = (0..x.len()).map(|i| weight.map_or(1.0, |weight| weight[i]));
-    let n = x.len() as f32;
-    match kind {
-        NormKind::Rms | NormKind::RmsPlusOne => {
-            let plus = if kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
-            let factor = 1.0 / (dot(x, x) / n + eps).sqrt();
-            y.iter_mut().zip(x).zip(weights).for_each(|((y, x), w)| *y = x * factor * (plus + w));
-        }
-        NormKind::Layer => {
-            let mean = x.iter().sum::<f32>() / n;
-            let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
-            let factor = 1.0 / (variance + eps).sqrt();
-            y.iter_mut().zip(x).zip(weights).for_each(|((y, x), w)| *y = (x - mean) * factor * w);
-            bias.into_iter().for_each(|bias| y.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
-        }
     }
 }

@@ -7,6 +7,7 @@
 //! - `engines` (feature `engine`): random caches, limits and policies.
 //! - `encoders` (feature `encoders`): steps of whole texts, and the recorded vectors of encoders.
 //! - `steps` (feature `steps`): steps of several sequences that compute the logits of every token.
+//! - `windows` (feature `steps`): random operations on caches with and without window groups.
 //! - `checkpoints` (feature `cpu`): the test models on the CPU backend, in each precision.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // tests call it
@@ -25,5 +26,7 @@ pub mod random;
 pub mod schemas;
 #[cfg(feature = "steps")]
 pub mod steps;
+#[cfg(feature = "steps")]
+pub mod windows;
 
 pub use random::{Random, env_number, rounds};

@@ -7,7 +7,7 @@ use kvasir_exec::{
     Abilities, Background, Executor, KvAccess, KvLayout, NoKvAccess, PoolRow, Ran, RankExecutor, Refused,
     SequenceSpec, Step, StepError,
 };
-use kvasir_kv::{PoolId, Slot};
+use kvasir_kv::{GroupId, PoolId, Slot};
 use kvasir_plain::PlainExecutor;
 use kvasir_sim::{Paced, Preset};
 use std::{ops::Range, sync::Arc};
@@ -147,13 +147,13 @@ impl Executor for AnyExecutor {
         }
     }
 
-    fn release(&mut self, slots: &[Range<Slot>]) {
+    fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) {
         match self {
-            Self::Cpu(executor) => executor.release(slots),
-            Self::Plain(executor) => executor.release(slots),
-            Self::Ranked(executor) => executor.release(slots),
-            Self::Background(executor) => executor.release(slots),
-            Self::Sim(executor) => executor.release(slots),
+            Self::Cpu(executor) => executor.release(group, slots),
+            Self::Plain(executor) => executor.release(group, slots),
+            Self::Ranked(executor) => executor.release(group, slots),
+            Self::Background(executor) => executor.release(group, slots),
+            Self::Sim(executor) => executor.release(group, slots),
         }
     }
 

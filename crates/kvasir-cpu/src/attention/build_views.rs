@@ -1,9 +1,9 @@
-//! Builds the read lists of attention from a plan's page tables, masks and windows.
+//! Builds the read lists of attention from the page tables, masks and windows of a section.
 
 use crate::attention::shared_prefix::group_by_prefix;
 use crate::attention::views::{Chunk, Run, View, Views};
 use crate::memory::kv_pool::rows::CHUNK;
-use kvasir_kv::{Layout, Mask, Plan, PlanRow, Segment, Slot};
+use kvasir_kv::{Layout, Mask, Plan, PlanRow, Section, Segment, Slot};
 
 impl Views {
     fn clear(&mut self) {
@@ -12,21 +12,22 @@ impl Views {
         self.chunks.clear();
     }
 
-    /// Builds the views of a plan, replacing the previous ones. Keeps its allocations.
-    pub(crate) fn of_plan(&mut self, plan: &Plan) {
+    /// Builds the views of a layer group's section, replacing the previous ones. Keeps its
+    /// allocations.
+    pub(crate) fn of_section(&mut self, section: &Section) {
         self.clear();
-        for row in &plan.rows {
+        for row in &section.rows {
             let queries = row.queries.len as usize;
             match row.mask {
                 Mask::Explicit { .. } => {
                     for query in 0..queries {
-                        self.of_query(plan, row, query, |_| true);
+                        self.of_query(section, row, query, |_| true);
                     }
                 }
                 mask => {
                     let mut view = self.open(row.queries.start as usize, queries, mask == Mask::Causal);
-                    for segment in &plan.segments[row.segments.range()] {
-                        self.segment(plan, segment, &mut view);
+                    for segment in &section.segments[row.segments.range()] {
+                        self.segment(section, segment, &mut view);
                     }
                     self.close(view);
                 }
@@ -57,10 +58,10 @@ impl Views {
 
     /// Adds a view of one query: the entries that the mask shows it and that `keep` accepts by
     /// their number within the row's read.
-    fn of_query(&mut self, plan: &Plan, row: &PlanRow, query: usize, keep: impl Fn(usize) -> bool) {
+    fn of_query(&mut self, section: &Section, row: &PlanRow, query: usize, keep: impl Fn(usize) -> bool) {
         let mut view = self.open(row.queries.start as usize + query, 1, false);
-        for (i, (pool, slot, position)) in plan.entries(row).enumerate() {
-            if plan.sees(row, query as u32, i as u32) && keep(i) {
+        for (i, (pool, slot, position)) in section.entries(row).enumerate() {
+            if section.sees(row, query as u32, i as u32) && keep(i) {
                 self.add(&mut view, Run { position, pool: pool.0, slot, len: 1 });
             }
         }
@@ -69,12 +70,12 @@ impl Views {
 
     /// Builds the views of a sparse selection (DSA top-k), one per query: the visible entries whose
     /// numbers are in `keep(query's index in the step)`, which must be sorted.
-    pub(crate) fn of_selection<'s>(&mut self, plan: &Plan, keep: impl Fn(usize) -> &'s [u32]) {
+    pub(crate) fn of_selection<'s>(&mut self, section: &Section, keep: impl Fn(usize) -> &'s [u32]) {
         self.clear();
-        for row in &plan.rows {
+        for row in &section.rows {
             for query in 0..row.queries.len as usize {
                 let kept = keep(row.queries.start as usize + query);
-                self.of_query(plan, row, query, |i| kept.binary_search(&(i as u32)).is_ok());
+                self.of_query(section, row, query, |i| kept.binary_search(&(i as u32)).is_ok());
             }
         }
         group_by_prefix(self);
@@ -91,8 +92,8 @@ impl Views {
         self.views.push(view);
     }
 
-    /// Appends the entries of one plan segment (contiguous run, page table or sparse list).
-    fn segment(&mut self, plan: &Plan, segment: &Segment, view: &mut View) {
+    /// Appends the entries of one segment (contiguous run, page table or sparse list).
+    fn segment(&mut self, section: &Section, segment: &Segment, view: &mut View) {
         let Segment { pool, layout, len, first, sparse } = *segment;
         let mut i = 0;
         while i < len {
@@ -102,8 +103,8 @@ impl Views {
                 (None, Layout::Run { .. }) => len - i,
                 (None, Layout::Table { block, offset, .. }) => (block - (i + offset) % block).min(len - i),
             };
-            let position = if sparse.is_some() { plan.position(segment, i) } else { first + i };
-            self.add(view, Run { position, pool: pool.0, slot: plan.slot(segment, i), len: n });
+            let position = if sparse.is_some() { section.position(segment, i) } else { first + i };
+            self.add(view, Run { position, pool: pool.0, slot: section.slot(segment, i), len: n });
             i += n;
         }
     }

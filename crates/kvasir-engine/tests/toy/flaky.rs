@@ -112,6 +112,9 @@ impl Inspect for Flaky {
     fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
         self.inner.visit_blocks(blocks);
     }
+    fn visit_blocks_of(&self, group: GroupId, blocks: &mut Vec<BlockUse>) {
+        self.inner.visit_blocks_of(group, blocks);
+    }
     fn check(&self) -> Result<(), String> {
         self.inner.check()
     }

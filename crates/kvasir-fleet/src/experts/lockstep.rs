@@ -13,7 +13,7 @@ use crate::ranks::ring_error::RingError;
 use crate::ranks::sync::Ordering;
 use kvasir_engine::{Lockstep, ReplicaState};
 use kvasir_exec::{PoolRow, RankControl, RowKind, Step, StepError};
-use kvasir_kv::Slot;
+use kvasir_kv::{GroupId, Slot};
 use std::{ops::Range, sync::Arc};
 
 /// Error of a replica whose shared state does not match the step or exchange of this one.
@@ -106,7 +106,7 @@ impl RankControl for JoinControl {
         Ok(())
     }
 
-    fn release(&mut self, _: &[Range<Slot>]) -> Result<(), StepError> {
+    fn release(&mut self, _: GroupId, _: &[Range<Slot>]) -> Result<(), StepError> {
         Ok(())
     }
 

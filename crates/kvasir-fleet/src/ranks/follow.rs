@@ -20,6 +20,7 @@ use crate::ranks::step_broadcast::{STEP_RING, record};
 use crate::ranks::step_words::decode;
 use kvasir_engine::{Engine, Exit};
 use kvasir_exec::{Executor, PoolRow, Refused, SequenceSpec, Step, StepError};
+use kvasir_kv::GroupId;
 use std::{
     fmt,
     fs::File,
@@ -157,10 +158,12 @@ impl RankProcess {
                     let spec = SequenceSpec { final_len: *final_len, ..SequenceSpec::default() };
                     executor.bind(PoolRow(*row), spec);
                 }
-                (record::RELEASE, ranges) => {
+                (record::RELEASE, [group, ranges @ ..]) => {
                     let ranges: Vec<_> =
                         ranges.as_chunks().0.iter().map(|&[start, end]| start..end).collect();
-                    executor.release(&ranges);
+                    let group = u8::try_from(*group);
+                    let group = group.map_err(|_| RankError::Ring("a layer group is out of range".into()))?;
+                    executor.release(GroupId(group), &ranges);
                 }
                 (record::STEP, words) => {
                     self.member.contributions.begin_step();

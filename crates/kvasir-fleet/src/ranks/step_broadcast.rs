@@ -8,7 +8,7 @@ use crate::ranks::member::Member;
 use crate::ranks::ring_error::RingError;
 use crate::ranks::step_words::encode;
 use kvasir_exec::{PoolRow, RankControl, Step, StepError};
-use kvasir_kv::Slot;
+use kvasir_kv::{GroupId, Slot};
 use std::{ops::Range, sync::Arc};
 
 /// Index of the step ring.
@@ -18,7 +18,7 @@ pub(crate) const STEP_RING: usize = 0;
 pub(crate) mod record {
     /// Words: pool row, final length.
     pub(crate) const BIND: u32 = 1;
-    /// Words: start and end of each range of slots.
+    /// Words: layer group, start and end of each range of slots.
     pub(crate) const RELEASE: u32 = 2;
     /// An encoded step.
     pub(crate) const STEP: u32 = 3;
@@ -50,8 +50,9 @@ impl RankControl for StepBroadcast {
         self.write(record::BIND)
     }
 
-    fn release(&mut self, slots: &[Range<Slot>]) -> Result<(), StepError> {
+    fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) -> Result<(), StepError> {
         self.words.clear();
+        self.words.push(group.0.into());
         self.words.extend(slots.iter().flat_map(|range| [range.start, range.end]));
         self.write(record::RELEASE)
     }

@@ -13,7 +13,7 @@ use crate::ranks::packed_bytes::{decode_bytes, encode_bytes};
 use crate::ranks::step_broadcast::STEP_RING;
 use crate::ranks::step_words::encode;
 use kvasir_exec::{Output, PoolRow, RankControl, Step, StepError};
-use kvasir_kv::Slot;
+use kvasir_kv::{GroupId, Slot};
 use std::{fmt::Write, ops::Range, sync::Arc};
 
 /// Record kinds of the step ring; distinct from those of `step_broadcast`.
@@ -87,7 +87,7 @@ impl RankControl for StepHashes {
         Ok(())
     }
 
-    fn release(&mut self, _: &[Range<Slot>]) -> Result<(), StepError> {
+    fn release(&mut self, _: GroupId, _: &[Range<Slot>]) -> Result<(), StepError> {
         Ok(())
     }
 

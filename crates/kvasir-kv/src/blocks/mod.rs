@@ -154,10 +154,8 @@ impl<I: Index> BlockCache<I> {
     pub(crate) fn over(index: I, config: BlockConfig) -> Result<Self, CacheError> {
         let capacity = config.blocks * config.block_size;
         let dummy_slot = if config.dummy { 0 } else { capacity };
-        let block_size = config.block_size;
-        let shape = CacheShape { block_size, dummy_slot, ..CacheShape::tokens(I::KIND, capacity) };
         Ok(Self {
-            shape,
+            shape: CacheShape::blocks(I::KIND, capacity, config.block_size, dummy_slot),
             config,
             size: BlockSize::new(config.block_size),
             ledger: Ledger::new(index, config.ids()?.end),

@@ -13,13 +13,14 @@ use crate::contract::capabilities::{
     Anchors, Inspect, MemoryHints, Prefix, Rewind, Sequences, Tree, Victims,
 };
 use crate::contract::error::CacheError;
-use crate::contract::group::{GroupId, Groups, RecomputeCosts, StateConfig, WindowConfig};
+use crate::contract::group::{GroupId, Groups, RecomputeCosts, Slots, StateConfig, WindowConfig};
 use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::kind::{CacheKind, Capability};
 use crate::contract::plan::Plan;
 use crate::contract::rings::Rings;
-use crate::contract::usage::PoolUsage;
+use crate::contract::usage::{BlockUse, PoolUsage};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// One batch row of a step to be claimed: one sequence and its token counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,17 +73,25 @@ pub struct CacheShape {
 impl CacheShape {
     /// A token-granular cache.
     pub(crate) fn tokens(kind: CacheKind, capacity: u32) -> Self {
-        Self {
-            kind,
-            capacity,
-            block_size: 1,
-            dummy_slot: capacity,
-            base: 0,
-            rings: None,
-            groups: Groups::default(),
-            windows: Vec::new(),
-            states: None,
-        }
+        Self::blocks(kind, capacity, 1, capacity)
+    }
+
+    /// A cache of blocks, without further groups.
+    pub(crate) fn blocks(kind: CacheKind, capacity: u32, block_size: u32, dummy_slot: Slot) -> Self {
+        let (rings, groups, windows, states) = (None, Groups::default(), Vec::new(), None);
+        Self { kind, capacity, block_size, dummy_slot, base: 0, rings, groups, windows, states }
+    }
+
+    /// Number of slots that an executor's pools need per layer group: those that the cache may
+    /// allocate and a dummy block, or the recurrent states.
+    pub fn pool_slots(&self) -> Slots {
+        let windows = self.windows.iter().map(|config| config.capacity);
+        let pools = std::iter::once(self.capacity).chain(windows);
+        let pools = pools.map(|capacity| capacity.saturating_add(self.block_size));
+        let mut slots = Slots::default();
+        let counts = pools.chain(self.states.map(|config| config.slots()));
+        slots.iter_mut().zip(counts).for_each(|(slots, count)| *slots = count);
+        slots
     }
 }
 
@@ -110,6 +119,24 @@ pub trait Cache: Inspect + MemoryHints + Victims + Send {
     /// that the cache lacks.
     fn usage_of(&self, group: GroupId) -> PoolUsage {
         if group == GroupId::FULL { self.usage() } else { PoolUsage::default() }
+    }
+    /// Appends the ranges of slots of a K/V layer group whose rows the cache does not need: a claim
+    /// writes them before they are read. Linear in the blocks of the group.
+    fn free_slots(&self, group: GroupId, into: &mut Vec<Range<Slot>>) {
+        let shape = self.shape();
+        if shape.groups.states() == Some(group) {
+            return;
+        }
+        let (block_size, end) = (shape.block_size, shape.pool_slots()[group.index()]);
+        let mut blocks = Vec::new();
+        self.visit_blocks_of(group, &mut blocks);
+        let used = (0..).zip(&blocks).filter(|(_, used)| **used != BlockUse::Free);
+        let used = used.map(|(block, _): (u32, _)| block * block_size);
+        let mut start = 0;
+        for slot in used.chain([end]) {
+            into.extend((start < slot).then_some(start..slot));
+            start = slot.saturating_add(block_size);
+        }
     }
     /// Marks positions of `seq` at which a later prompt may diverge, such as ends of messages.
     /// Steps that pass them store checkpoints of the recurrent state there, rounded down to whole

@@ -9,7 +9,7 @@
 //! The rules on errors, ids and cost of `contract/cache.rs` hold here, too.
 
 use crate::contract::error::CacheError;
-use crate::contract::group::{Anchor, Slots};
+use crate::contract::group::{Anchor, GroupId, Slots};
 use crate::contract::ids::{BlockId, Position, SeqId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::section::SlotCopy;
@@ -22,6 +22,14 @@ pub trait Inspect {
     /// Writes the state of each block by id; ids past the end are free. May cost time linear in the
     /// high-water mark.
     fn visit_blocks(&self, blocks: &mut Vec<BlockUse>);
+    /// Writes the state of each block of a layer group, as `visit_blocks` does for group 0. Blocks
+    /// whose rows the cache may still publish are not `Free`. No blocks for a group that has none.
+    fn visit_blocks_of(&self, group: GroupId, blocks: &mut Vec<BlockUse>) {
+        blocks.clear();
+        if group == GroupId::FULL {
+            self.visit_blocks(blocks);
+        }
+    }
     /// Appends the blocks of a sequence in order of position, preallocated ones included. Linear in
     /// them. In token-granular caches a block is one slot.
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError>;

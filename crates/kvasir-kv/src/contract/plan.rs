@@ -10,6 +10,7 @@
 //! Plain data in deterministic order: a clone is independent of its original, and two plans are
 //! equal if they say the same in the same places. A caller reuses the vectors from step to step.
 
+use crate::contract::group::GroupId;
 use crate::contract::ids::{Position, StepId};
 use crate::contract::section::Section;
 use crate::contract::state_section::StateSection;
@@ -44,6 +45,14 @@ impl Plan {
         self.full.reset();
         self.windows.clear();
         self.states.reset();
+    }
+
+    /// The section of a group of attention layers, if the plan has one.
+    pub fn section(&self, group: GroupId) -> Option<&Section> {
+        match group.index().checked_sub(1) {
+            None => Some(&self.full),
+            Some(window) => self.windows.get(window),
+        }
     }
 
     /// The sections of attention layers: group 0, then the window groups.

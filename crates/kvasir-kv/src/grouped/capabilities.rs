@@ -20,6 +20,13 @@ impl Inspect for Grouped {
         self.primary.visit_blocks(blocks);
     }
 
+    fn visit_blocks_of(&self, group: GroupId, blocks: &mut Vec<BlockUse>) {
+        match self.window(group) {
+            Some(window) => window.visit_blocks(blocks),
+            None => self.primary.visit_blocks_of(group, blocks),
+        }
+    }
+
     fn blocks_of(&self, seq: SeqId, into: &mut Vec<BlockId>) -> Result<(), CacheError> {
         self.primary.blocks_of(seq, into)
     }

@@ -22,7 +22,7 @@ use crate::contract::group::{Anchor, GroupId, WindowConfig};
 use crate::contract::ids::{BlockId, Position, SeqId, StepId};
 use crate::contract::plan::Plan;
 use crate::contract::section::Section;
-use crate::contract::usage::PoolUsage;
+use crate::contract::usage::{BlockUse, PoolUsage};
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
@@ -87,6 +87,16 @@ impl WindowGroup {
 
     pub(crate) fn usage(&self) -> PoolUsage {
         self.cache.usage()
+    }
+
+    /// Writes the state of each block by id. Blocks that `link` may make findable count as cached.
+    pub(crate) fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
+        self.cache.visit_blocks(blocks);
+        for released in &self.just_released {
+            if let Some(block) = blocks.get_mut(released.block as usize) {
+                *block = BlockUse::Cached;
+            }
+        }
     }
 
     pub(crate) fn open(&mut self) -> Result<SeqId, CacheError> {

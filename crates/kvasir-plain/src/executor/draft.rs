@@ -4,8 +4,9 @@ use crate::executor::{Limits, PlainExecutor};
 use crate::model::{Pass, PlainModel};
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
 use kvasir_exec::{Executor, KvRows, PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::{Lowering, Slot, SlotCopy};
+use kvasir_kv::{GroupId, Lowering, Slot, SlotCopy};
 use kvasir_program::Tap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A draft model, ready to run behind a target.
@@ -89,6 +90,10 @@ impl Forward for DraftProgram {
 
     fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
         self.executor.copy_slots(copies)
+    }
+
+    fn release(&mut self, slots: &[Range<Slot>]) {
+        self.executor.release(GroupId::FULL, slots);
     }
 
     fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {

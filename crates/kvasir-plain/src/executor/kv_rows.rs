@@ -6,8 +6,12 @@ use kvasir_exec::{KvLayout, KvRows, NoKvAccess};
 use kvasir_kv::Slot;
 
 impl PlainExecutor {
-    /// The layout of its rows; an error if they are sharded over ranks.
+    /// The layout of its rows; an error if layers have different slots, or if the rows are sharded
+    /// over ranks.
     pub(super) fn layout_of_rows(&self) -> Result<KvLayout, NoKvAccess> {
+        if self.own.has_window_groups() {
+            return Err(NoKvAccess("sliding-window layers have KV pools of their own"));
+        }
         if self.ranks.is_some() {
             return Err(NoKvAccess("each rank holds only its shard of K and V"));
         }

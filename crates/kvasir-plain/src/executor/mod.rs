@@ -15,14 +15,15 @@ use kvasir_exec::{
     Abilities, Executor, ExpertExchange, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran, Ranks,
     Refused, RowKind, SamplerRow, SequenceSpec, StateRowValidator, Step, StepError,
 };
-use kvasir_kv::{PlanKind, PoolId, SlotCopy, StateConfig, Token};
-use kvasir_program::{Program, Tap};
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use kvasir_kv::{GroupId, Groups, PlanKind, PoolId, Slot, SlotCopy, Slots, StateConfig, Token};
+use kvasir_program::{Grouping, Program, Tap, Windows};
+use std::{collections::HashMap, ops::Range, sync::Arc, time::Instant};
 
 /// Capacity of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Slots of its KV pool, dummy slots included.
+    /// Slots of its KV pool, dummy slots included. Sliding-window layers have these slots, too,
+    /// without [`PlainExecutor::with_window_groups`].
     pub slots: u32,
     /// Maximum tokens per step.
     pub tokens: u32,
@@ -40,6 +41,9 @@ const NO_STATES: StateConfig = StateConfig { live: 0, checkpoints: 0, tail_rows:
 pub struct PlainExecutor {
     compiled: Arc<Compiled>,
     limits: Limits,
+    grouping: Grouping,
+    /// Slots per layer group.
+    slots: Slots,
     own: Pool,
     states: StatePool,
     frozen: HashMap<PoolId, Arc<Pool>>,
@@ -69,12 +73,15 @@ impl PlainExecutor {
     }
 
     pub(crate) fn of(compiled: Arc<Compiled>, limits: Limits) -> Self {
-        let own = Pool::new(&compiled.program.layers);
+        let grouping = compiled.program.grouping(Windows::Joined);
+        let own = Pool::new(&compiled.program.layers, &grouping);
         let states = StatePool::new(compiled.program.state_layout(), limits.states.unwrap_or(NO_STATES));
         let rows = (0..limits.rows).map(|_| SamplerRow::default()).collect();
         Self {
             compiled,
             limits,
+            grouping,
+            slots: GroupId::FULL.slots(limits.slots),
             own,
             states,
             frozen: HashMap::new(),
@@ -84,6 +91,17 @@ impl PlainExecutor {
             drafting: None,
             batch_sizes: Vec::new(),
         }
+    }
+
+    /// Gives sliding-window layers KV pools of their own, which have these slots per layer group.
+    /// Steps then need plans with window sections. `None` leaves the layers in the full group.
+    pub fn with_window_groups(mut self, slots: Option<Slots>) -> Self {
+        let Some(slots) = slots else { return self };
+        let program = &self.compiled.program;
+        self.grouping = program.grouping(Windows::Separate);
+        self.own = Pool::new(&program.layers, &self.grouping);
+        self.slots[1..=Groups::MAX_WINDOWS].copy_from_slice(&slots[1..=Groups::MAX_WINDOWS]);
+        self
     }
 
     /// Declares the batch sizes of decode steps, in rising order, as a device of static shapes
@@ -176,7 +194,7 @@ impl PlainExecutor {
     /// Rejects steps that do not fit; returns the tokens with those in flight resolved.
     fn check(&self, step: &Step, hidden: Option<&[f32]>) -> Result<Vec<Token>, StepError> {
         let fail = |why: String| Err(StepError::Failed(why));
-        let (batch, plan, program) = (&step.batch, &step.plan, &self.compiled.program);
+        let (batch, program) = (&step.batch, &self.compiled.program);
         let ranks = self.ranks.as_ref().map_or(1, |ranks| ranks.count());
         program.check_ranks(ranks).map_err(StepError::Failed)?;
         let replicas = self.expert_exchange.as_ref().map_or(1, |exchange| exchange.count());
@@ -185,21 +203,8 @@ impl PlainExecutor {
         if program.is_encoder() {
             step.check_whole_sequences()?;
         }
-        if plan.kind != PlanKind::Explicit {
-            return fail(format!("plan of kind {:?} where explicit masks are required", plan.kind));
-        }
+        self.check_sections(step)?;
         let n = batch.tokens.len();
-        let slots = self.limits.slots;
-        let mut changed =
-            plan.write_slots.iter().copied().chain(plan.moves.iter().flat_map(|m| [m.from, m.to]));
-        if plan.read_bound > slots || changed.any(|slot| slot >= slots) {
-            return fail(format!("plan names slots beyond the pool's {slots}"));
-        }
-        if let Some(segment) =
-            plan.segments.iter().find(|s| s.pool != PoolId(0) && !self.frozen.contains_key(&s.pool))
-        {
-            return fail(format!("plan reads pool {}, which is not attached", segment.pool.0));
-        }
         if program.is_recurrent() {
             let Some(states) = self.limits.states else {
                 return fail("the executor has no pool of recurrent states".into());
@@ -222,6 +227,30 @@ impl PlainExecutor {
             Some(token) => fail(format!("token {token} is outside the vocabulary of {}", program.vocab)),
             None => Ok(tokens),
         }
+    }
+
+    /// Rejects a plan without a section per layer group, and sections that name slots beyond their
+    /// pool or pools that are not attached.
+    fn check_sections(&self, step: &Step) -> Result<(), StepError> {
+        let fail = |why: String| Err(StepError::Failed(why));
+        let groups = self.grouping.window_count();
+        step.check_window_sections(groups)?;
+        for (section, slots) in step.plan.sections().take(1 + groups).zip(self.slots) {
+            if section.kind != PlanKind::Explicit {
+                let kind = section.kind;
+                return fail(format!("plan of kind {kind:?} where explicit masks are required"));
+            }
+            let moved = section.moves.iter().flat_map(|copy| [copy.from, copy.to]);
+            let mut changed = section.write_slots.iter().copied().chain(moved);
+            if section.read_bound > slots || changed.any(|slot| slot >= slots) {
+                return fail(format!("plan names slots beyond the pool's {slots}"));
+            }
+            let is_attached = |pool| pool == PoolId(0) || self.frozen.contains_key(&pool);
+            if let Some(segment) = section.segments.iter().find(|segment| !is_attached(segment.pool)) {
+                return fail(format!("plan reads pool {}, which is not attached", segment.pool.0));
+            }
+        }
+        Ok(())
     }
 
     fn execute(&mut self, step: &mut Step) -> Result<(), StepError> {
@@ -279,7 +308,7 @@ impl PlainExecutor {
         if let Some(last) = last.filter(|last| *last >= slots) {
             return Err(StepError::Failed(format!("plan copies slot {last} of a pool of {slots}")));
         }
-        self.own.run_moves(copies);
+        self.own.run_moves(GroupId::FULL, copies);
         Ok(())
     }
 }
@@ -309,6 +338,13 @@ impl Executor for PlainExecutor {
 
     fn wait(&mut self, pending: Ran) -> (Box<Step>, Result<(), StepError>) {
         pending.into_parts()
+    }
+
+    fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) {
+        slots.iter().for_each(|slots| self.own.release(group, slots.clone()));
+        if let Some(drafting) = self.drafting.as_mut().filter(|_| group == GroupId::FULL) {
+            drafting.drafter.release(slots);
+        }
     }
 
     fn kv_layout(&self) -> Result<KvLayout, NoKvAccess> {

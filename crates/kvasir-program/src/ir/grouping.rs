@@ -48,6 +48,11 @@ pub struct Grouping {
 impl Grouping {
     /// Upper bound of window groups.
     pub const MAX_WINDOWS: usize = 2;
+
+    /// Number of window groups.
+    pub fn window_count(&self) -> usize {
+        self.kinds.iter().filter(|kind| matches!(kind, LayerGroup::Window(_))).count()
+    }
 }
 
 impl Program {

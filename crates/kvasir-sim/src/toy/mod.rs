@@ -27,7 +27,7 @@ use kvasir_exec::{
     Abilities, Executor, KvAccess, KvLayout, KvRows, NoKvAccess, OutputRow, PoolRow, Refused, SequenceSpec,
     Step, StepError,
 };
-use kvasir_kv::{Plan, Position, Section, Slot, Span};
+use kvasir_kv::{GroupId, Plan, Position, Section, Slot, Span};
 use std::{collections::VecDeque, ops::Range, sync::mpsc};
 
 /// A device whose every output depends on every KV slot that is read.
@@ -273,14 +273,14 @@ impl Executor for Toy {
     }
 
     /// Clears the slots, so that a read before the next write is a violation.
-    fn release(&mut self, slots: &[Range<Slot>]) {
+    fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) {
         if !self.queue.is_empty() {
             self.note("slots are released while a step is in flight".into());
         }
-        let Some(full) = self.slots.first_mut() else { return };
+        let Some(pool) = self.slots.get_mut(group.index()) else { return };
         for slots in slots {
-            let (start, end) = (slots.start as usize, (slots.end as usize).min(full.len()));
-            full.get_mut(start..end).unwrap_or_default().fill(Cell::default());
+            let (start, end) = (slots.start as usize, (slots.end as usize).min(pool.len()));
+            pool.get_mut(start..end).unwrap_or_default().fill(Cell::default());
         }
     }
 

@@ -4,7 +4,7 @@ use crate::exec::executor::{CpuExecutor, Limits};
 use crate::exec::model::CpuModel;
 use kvasir_draft::{DraftModelKind, Forward, ModelDrafter, TreeShape};
 use kvasir_exec::{Executor, KvRows, PoolRow, SequenceSpec, Step, StepError};
-use kvasir_kv::{Slot, SlotCopy};
+use kvasir_kv::{GroupId, Slot, SlotCopy};
 use kvasir_program::Tap;
 use std::io;
 use std::ops::Range;
@@ -84,7 +84,7 @@ impl Forward for DraftProgram {
     }
 
     fn release(&mut self, slots: &[Range<Slot>]) {
-        self.executor.release(slots);
+        self.executor.release(GroupId::FULL, slots);
     }
 
     fn forward(&mut self, step: &mut Step, hidden: &[f32]) -> Result<(), StepError> {

@@ -28,8 +28,8 @@ use kvasir_exec::{
     Abilities, Batch, Executor, ExpertExchange, KvAccess, KvLayout, NoKvAccess, OutputRow, PoolRow, Ran,
     Ranks, Refused, RowKind, SamplerRow, SequenceSpec, Step, StepError,
 };
-use kvasir_kv::{Plan, PoolId, Slot, SlotCopy, StateConfig, Token};
-use kvasir_program::{Program, Tap, ValueId};
+use kvasir_kv::{GroupId, Plan, PoolId, Section, Slot, SlotCopy, Slots, StateConfig, Token};
+use kvasir_program::{Program, Tap, ValueId, Windows};
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,7 +38,8 @@ use std::time::Instant;
 /// Capacity limits of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// KV slots of its pool, dummy slots included.
+    /// KV slots of its pool, dummy slots included. Sliding-window layers have these slots, too,
+    /// without rings and [`CpuExecutor::with_window_groups`].
     pub slots: u32,
     /// Maximum number of tokens per step.
     pub tokens: u32,
@@ -62,6 +63,8 @@ pub struct CpuExecutor {
     is_encoder: bool,
     limits: Limits,
     own: Arc<Pool>,
+    /// Number of window groups.
+    windows: usize,
     /// Frozen prefix pools by id, from id 1 on.
     frozen: Vec<Option<Arc<Pool>>>,
     /// Pools by the plan's pool id: its own, then the frozen ones. Its own pool fills unused ids.
@@ -80,8 +83,8 @@ pub struct CpuExecutor {
     second_text_starts: Vec<u32>,
     /// Tokens that have logits, in rising order.
     sampled: Vec<usize>,
-    /// Slots to write, sorted and unique, with the token whose rows go there.
-    writes: Vec<(Slot, u32)>,
+    /// Slots to write by layer group, sorted and unique, with the token whose rows go there.
+    writes: Vec<Vec<(Slot, u32)>>,
     /// The other ranks of a tensor-parallel group.
     ranks: Option<Box<dyn Ranks>>,
     /// Exchanges rows with the other replicas of an expert-parallel group.
@@ -96,8 +99,7 @@ impl CpuExecutor {
     /// Reserves address space for the largest step and the whole pool; physical memory is committed
     /// as it is used.
     pub fn new(model: Arc<CpuModel>, limits: Limits) -> io::Result<Self> {
-        let own =
-            Arc::new(Pool::with_rings(&model.program.layers, limits.kv, limits.slots as usize, limits.ring)?);
+        let own = Arc::new(Pool::with_rings(&model.program.layers, limits.kv, limits.slots, limits.ring)?);
         let memory = Memory::new(&model, limits.tokens as usize)?;
         Ok(Self {
             is_encoder: model.program.is_encoder(),
@@ -105,6 +107,7 @@ impl CpuExecutor {
             limits,
             pools: vec![Arc::clone(&own)],
             own,
+            windows: 0,
             frozen: Vec::new(),
             rows: (0..limits.rows).map(|_| Mutex::default()).collect(),
             memory,
@@ -128,6 +131,23 @@ impl CpuExecutor {
         let states = states.filter(|_| program.is_recurrent());
         let states = states.map(|config| States::new(program, config, tokens as usize, rows as usize));
         self.states = states.transpose()?;
+        Ok(self)
+    }
+
+    /// Gives sliding-window layers KV pools of their own, which have these slots per layer group.
+    /// Steps then need plans with window sections. `None` leaves the layers in the full group. Fails
+    /// with rings, and if the pools cannot be mapped.
+    pub fn with_window_groups(mut self, slots: Option<Slots>) -> io::Result<Self> {
+        let Some(mut slots) = slots else { return Ok(self) };
+        if self.limits.ring.is_some() {
+            return Err(io::Error::other("sliding-window layers have rings or pools of their own, not both"));
+        }
+        slots[0] = self.limits.slots;
+        let program = &self.model.program;
+        let grouping = program.grouping(Windows::Separate);
+        self.windows = grouping.window_count();
+        self.own = Arc::new(Pool::with_groups(&program.layers, &grouping, self.limits.kv, slots)?);
+        self.pools = vec![Arc::clone(&self.own)];
         Ok(self)
     }
 
@@ -178,12 +198,16 @@ impl CpuExecutor {
     }
 
     /// Attaches a frozen pool, so that plans may read it under an id from 1 to 65,536. Fails unless
-    /// the pool has the same layer shapes and KV type as the executor's own, and no rings.
+    /// the pool has the same layer shapes and KV type as the executor's own, and all layers of both
+    /// have the same slots.
     pub fn attach(&mut self, id: PoolId, pool: Arc<Pool>) -> Result<(), String> {
         let place = (id.0 as usize).checked_sub(1).filter(|place| *place < 65_536);
         let place = place.ok_or_else(|| format!("a frozen pool cannot have number {}", id.0))?;
         if pool.has_rings() {
             return Err("the prefix keeps rings: its rows do not lie where a plan says".into());
+        }
+        if !pool.is_joined() || self.windows > 0 {
+            return Err("sliding-window layers have KV pools of their own: a prefix has one pool".into());
         }
         if pool.kind() != self.limits.kv {
             return Err(format!(
@@ -308,8 +332,10 @@ impl CpuExecutor {
             self.model.pack_before_step()
         }
         let plan = &step.plan;
-        self.own.grow(plan.read_bound);
-        self.copy_slots(&plan.moves)?;
+        for (group, section) in self.sections(plan) {
+            self.own.grow(group, section.read_bound);
+            self.run_copies(group, &section.moves);
+        }
         let run = Run {
             model: &self.model,
             plan,
@@ -330,18 +356,28 @@ impl CpuExecutor {
         Ok(())
     }
 
-    /// Runs a plan's slot copies; refuses slots beyond the pool.
+    /// The sections of a plan that the executor reads, with their layer groups.
+    fn sections<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = (GroupId, &'a Section)> + use<'a> {
+        (0..).map(GroupId).zip(plan.sections()).take(1 + self.windows)
+    }
+
+    /// Runs slot copies of the full group outside of a step; refuses slots beyond the pool.
     fn copy_slots(&mut self, copies: &[SlotCopy]) -> Result<(), StepError> {
-        let Some(last) = copies.iter().map(|copy| copy.from.max(copy.to)).max() else { return Ok(()) };
-        if last >= self.limits.slots {
-            let slots = self.limits.slots;
+        let (last, slots) = (copies.iter().map(|copy| copy.from.max(copy.to)).max(), self.limits.slots);
+        if let Some(last) = last.filter(|last| *last >= slots) {
             return Err(StepError::Failed(format!("plan copies slot {last} of a pool of {slots}")));
         }
-        self.own.grow(last + 1);
+        self.run_copies(GroupId::FULL, copies);
+        Ok(())
+    }
+
+    /// Runs slot copies of a layer group, whose slots have been checked.
+    fn run_copies(&mut self, group: GroupId, copies: &[SlotCopy]) {
+        let Some(last) = copies.iter().map(|copy| copy.from.max(copy.to)).max() else { return };
+        self.own.grow(group, last + 1);
         // SAFETY: the slots exist; only this executor writes its pool, and it runs nothing else
         // now.
-        unsafe { self.own.apply(copies, &mut self.memory.kept) };
-        Ok(())
+        unsafe { self.own.apply(group, copies, &mut self.memory.kept) };
     }
 }
 
@@ -369,10 +405,10 @@ impl Executor for CpuExecutor {
         pending.into_parts()
     }
 
-    fn release(&mut self, slots: &[Range<Slot>]) {
+    fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) {
         // No step is in flight: a submitted step has run.
-        slots.iter().for_each(|slots| self.own.release(slots.clone()));
-        if let Some(drafting) = &mut self.drafting {
+        slots.iter().for_each(|slots| self.own.release(group, slots.clone()));
+        if let Some(drafting) = self.drafting.as_mut().filter(|_| group == GroupId::FULL) {
             drafting.drafter.release(slots);
         }
     }

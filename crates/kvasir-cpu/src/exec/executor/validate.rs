@@ -4,18 +4,40 @@
 //!
 //! - the number of ranks and the sizes of batch and plan;
 //! - that an encoder's rows are whole sequences;
+//! - that the plan has a section per layer group;
 //! - every written, copied and read KV slot against its pool;
 //! - the restrictions of ring buffers;
 //! - the state rows of a model with recurrent layers;
 //! - tokens against the vocabulary, and that tokens in flight were sampled.
 
+use crate::attention::views::Views;
 use crate::exec::executor::CpuExecutor;
 use kvasir_exec::{Batch, RowKind, Step, StepError};
-use kvasir_kv::{Mask, Plan};
+use kvasir_kv::{GroupId, Mask, Plan, Section, Slot};
 use std::sync::PoisonError;
 
 fn failed(why: String) -> StepError {
     StepError::Failed(why)
+}
+
+/// Checks written and copied slots against the number of slots.
+fn check_writes(section: &Section, slots: Slot) -> Result<(), StepError> {
+    let moved = section.moves.iter().flat_map(|copy| [copy.from, copy.to]);
+    if section.write_slots.iter().copied().chain(moved).any(|slot| slot >= slots) {
+        return Err(failed(format!("plan names slots beyond the pool's {slots}")));
+    }
+    Ok(())
+}
+
+/// Lists the slots to write, each once, with the token whose rows go there. Several tokens may be
+/// redirected to one dummy slot; it does not matter which of them is stored. K and V of dummy rows
+/// are not stored: that would commit memory up to their slot.
+fn collect_writes(batch: &Batch, section: &Section, writes: &mut Vec<(Slot, u32)>) {
+    let stored = batch.rows.iter().filter(|row| row.kind != RowKind::Dummy);
+    let tokens = stored.flat_map(|row| row.tokens.start..row.tokens.start + row.tokens.len);
+    writes.extend(tokens.map(|token| (section.write_slots[token as usize], token)));
+    writes.sort_unstable();
+    writes.dedup_by_key(|(slot, _)| *slot);
 }
 
 impl CpuExecutor {
@@ -32,18 +54,22 @@ impl CpuExecutor {
             step.check_whole_sequences()?;
         }
         self.check_states(step)?;
-        self.check_writes(plan)?;
+        step.check_window_sections(self.windows)?;
         self.check_rings(plan)?;
-        // Several tokens may be redirected to one dummy slot; it does not matter which of them is
-        // stored. K and V of dummy rows are not stored: that would commit memory up to their slot.
-        self.writes.clear();
-        let stored = batch.rows.iter().filter(|row| row.kind != RowKind::Dummy);
-        let tokens = stored.flat_map(|row| row.tokens.start..row.tokens.start + row.tokens.len);
-        self.writes.extend(tokens.map(|token| (plan.write_slots[token as usize], token)));
-        self.writes.sort_unstable();
-        self.writes.dedup_by_key(|(slot, _)| *slot);
-        self.memory.views.of_plan(plan);
-        self.check_reads()?;
+        self.writes.resize_with(1 + self.windows, Vec::new);
+        self.memory.views.resize_with(1 + self.windows, Views::default);
+        for group in 0..=self.windows {
+            // A dummy step may lack window sections. It stores nothing, and its rows read nothing.
+            let section = plan.section(GroupId(group as u8));
+            let writes = &mut self.writes[group];
+            writes.clear();
+            if let Some(section) = section {
+                check_writes(section, self.own.slots()[group])?;
+                collect_writes(batch, section, writes);
+            }
+            self.memory.views[group].of_section(section.unwrap_or(&plan.full));
+            self.check_reads(group)?;
+        }
         self.collect_tokens(batch)
     }
 
@@ -67,16 +93,6 @@ impl CpuExecutor {
         Ok(())
     }
 
-    /// Checks written and copied slots against the pool's size.
-    fn check_writes(&self, plan: &Plan) -> Result<(), StepError> {
-        let slots = self.limits.slots;
-        let moved = plan.moves.iter().flat_map(|m| [m.from, m.to]);
-        if plan.write_slots.iter().copied().chain(moved).any(|slot| slot >= slots) {
-            return Err(failed(format!("plan names slots beyond the pool's {slots}")));
-        }
-        Ok(())
-    }
-
     /// With ring buffers, rejects all but one causal sequence with consecutive positions, without
     /// copies or frozen prefixes and no longer than the rings allow.
     fn check_rings(&self, plan: &Plan) -> Result<(), StepError> {
@@ -95,15 +111,16 @@ impl CpuExecutor {
         Err(failed(format!("rings take one sequence in a line, at most {longest:?} tokens")))
     }
 
-    /// Checks every slot that attention will read against the size of its pool.
-    fn check_reads(&self) -> Result<(), StepError> {
-        for run in &self.memory.views.runs {
-            let room = match run.pool {
-                0 => self.limits.slots as usize,
-                id => self.frozen.get(id as usize - 1).and_then(Option::as_ref).map_or(0, |pool| pool.slots),
+    /// Checks every slot that attention will read in a layer group against the size of its pool.
+    fn check_reads(&self, group: usize) -> Result<(), StepError> {
+        for run in &self.memory.views[group].runs {
+            let pool = match run.pool {
+                0 => Some(&self.own),
+                id => self.frozen.get(id as usize - 1).and_then(Option::as_ref),
             };
+            let room = pool.map_or(0, |pool| pool.slots()[group]);
             let end = u64::from(run.slot) + u64::from(run.len);
-            if end > room as u64 {
+            if end > u64::from(room) {
                 let (slot, pool) = (end - 1, run.pool);
                 return Err(failed(format!("plan reads slot {slot} of pool {pool}, which has {room}")));
             }

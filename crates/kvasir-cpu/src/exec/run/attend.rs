@@ -5,10 +5,10 @@ use crate::attention::layer::LayerAttention;
 use crate::attention::views::Views;
 use crate::exec::run::Run;
 use crate::exec::run::memory::Memory;
+use crate::memory::kv_pool::LayerSlots;
 use crate::memory::kv_pool::rows::Rows as PoolRows;
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::precision::Precision;
-use kvasir_kv::Slot;
 use kvasir_program::{Op, ValueId};
 
 impl Run<'_> {
@@ -17,7 +17,8 @@ impl Run<'_> {
     pub(crate) fn build_ring_views(&self, m: &mut Memory) {
         let layers = self.pools[0].layers.iter().zip(&self.model.program.layers);
         let mut seen = 0;
-        for (window, ring) in layers.filter_map(|(pool, facts)| facts.window.zip(pool.ring)) {
+        for (pool, facts) in layers {
+            let (Some(window), LayerSlots::Ring(ring)) = (facts.window, pool.slots) else { continue };
             if m.rings[..seen].iter().any(|(of, _)| *of == window) {
                 continue;
             }
@@ -30,13 +31,17 @@ impl Run<'_> {
         }
     }
 
-    /// Writes each token's K and V rows to its KV slot, or to its position modulo the ring of a
-    /// sliding-window layer.
-    pub(crate) fn write_kv(&self, ring: Option<Slot>, all: &[Option<(&PoolRows, &[f32])>]) {
+    /// Writes each token's K and V rows of a layer to its slot in the layer's group, or to its
+    /// position modulo the ring of the layer.
+    pub(crate) fn write_kv(&self, slots: LayerSlots, all: &[Option<(&PoolRows, &[f32])>]) {
         let tokens = self.tokens.len().max(1);
-        for_each_row(&self.model.threads, self.writes.len(), &|_, i| {
-            let (slot, row) = self.writes[i];
-            let slot = ring.map_or(slot, |ring| self.plan.positions[row as usize] % ring);
+        let writes = &self.writes[slots.group().index()];
+        for_each_row(&self.model.threads, writes.len(), &|_, i| {
+            let (slot, row) = writes[i];
+            let slot = match slots {
+                LayerSlots::Group(_) => slot,
+                LayerSlots::Ring(ring) => self.plan.positions[row as usize] % ring,
+            };
             for (pool, x) in all.iter().flatten() {
                 let width = x.len() / tokens;
                 let x = &x[row as usize * width..][..width];
@@ -58,14 +63,16 @@ impl Run<'_> {
         // Shared K/V: without K, an earlier op of the same layer has written the rows.
         if let Some(k) = k {
             let values = pool.values.as_ref().zip(*v);
-            self.write_kv(pool.ring, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
+            self.write_kv(pool.slots, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
         }
         let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
-        let in_ring =
-            pool.ring.and(facts.window).and_then(|window| m.rings.iter().find(|(of, _)| *of == window));
+        let in_ring = match pool.slots {
+            LayerSlots::Group(_) => None,
+            LayerSlots::Ring(_) => m.rings.iter().find(|(of, _)| Some(*of) == facts.window),
+        };
         let views = match (selected, in_ring) {
             (Some((_, views)), _) | (None, Some((_, views))) => views,
-            (None, None) => &m.views,
+            (None, None) => &m.views[pool.slots.group().index()],
         };
         let q_stride = self.width(*q);
         let attend = LayerAttention {

@@ -15,8 +15,8 @@ pub(crate) struct Memory {
     pub(crate) values: Vec<Buffer>,
     pub(crate) prepared: Prepared,
     pub(crate) mixture: MixtureMemory,
-    /// Views of the plan, for layers without a ring.
-    pub(crate) views: Views,
+    /// Views of the plan by layer group, for layers without a ring.
+    pub(crate) views: Vec<Views>,
     /// Views of ring buffers, by window size.
     pub(crate) rings: Vec<(u32, Views)>,
     /// MoE routing of the step, by value.
@@ -45,7 +45,7 @@ impl Memory {
             values: model.lowered.buffers.buffers.iter().map(size).collect::<io::Result<_>>()?,
             prepared: Prepared::new(model.isa, tokens, widest, terms)?,
             mixture: MixtureMemory::new(model.isa, &model.program, tokens, terms)?,
-            views: Views::default(),
+            views: Vec::new(),
             rings: Vec::new(),
             routes: Vec::new(),
             selections: Vec::new(),

@@ -8,6 +8,7 @@ pub(crate) mod encoder;
 pub(crate) mod memory;
 pub(crate) mod ops;
 pub(crate) mod recurrent;
+pub(crate) mod select_keys;
 pub(crate) mod values;
 
 use crate::exec::lowering::{GATED_MLP_OPS, Runs};
@@ -40,8 +41,8 @@ pub(crate) struct Run<'a> {
     pub(crate) second_text_starts: &'a [u32],
     /// Tokens whose logits are wanted, in rising order.
     pub(crate) sampled: &'a [usize],
-    /// KV slots to write, each named once, with the token whose rows go there.
-    pub(crate) writes: &'a [(Slot, u32)],
+    /// KV slots to write by layer group, each named once, with the token whose rows go there.
+    pub(crate) writes: &'a [Vec<(Slot, u32)>],
     /// KV pools that the plan reads; the session's own pool comes first.
     pub(crate) pools: &'a [Arc<Pool>],
     /// The other ranks of a tensor-parallel model.

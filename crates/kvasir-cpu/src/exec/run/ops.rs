@@ -7,13 +7,12 @@ use crate::gemm::output::Output;
 use crate::memory::buffer::Buffer;
 use crate::ops::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::ops::hyper_connection::{HyperWeights, hyper_connection, mix_streams};
-use crate::ops::indexer::{Indexer, ResolvedKeyPool, ResolvedPooling, select};
 use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
 use crate::rowwise::{RotaryPart, activate, activate_scalar_gate, add, elementwise, norm, rotate, scale};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
-use kvasir_program::{Collective, Holds, KeyPool, KeyPooling, LayerId, Op, RopeId, ValueId, WeightId};
+use kvasir_program::{Collective, Holds, Op, RopeId, ValueId, WeightId};
 
 impl Run<'_> {
     /// Computes row `row` of a row-wise op (norm, gate, scale, add, hyper-connection) into `y`.
@@ -63,7 +62,7 @@ impl Run<'_> {
 
     /// Runs op `op`, and inside it the op `before` it if that is fused into it.
     pub(crate) fn op(&self, op: &Op, before: Option<&Op>, weights: &OpWeights, m: &mut Memory) {
-        let (threads, isa) = (&*self.model.threads, self.model.isa);
+        let threads = &*self.model.threads;
         let out = op.out();
         let width = self.width(out);
         let n = self.rows(out);
@@ -98,75 +97,10 @@ impl Run<'_> {
             }
             // Run by `products`.
             Op::Linear { .. } | Op::Head { .. } => {}
-            Op::GroupLinear { x: v, .. } => {
-                let OpWeights::Many(all) = weights else { return };
-                let (stride, x) = (self.width(*v), x(*v));
-                let (mut from, mut to) = (0, 0);
-                for l in all {
-                    let x = Operand::Rows(&x[from..], stride);
-                    let out = Output::new(&mut y[to..], n, width, l.outputs);
-                    m.prepared.multiply(threads, &mut [Some((l, out))], None, &x);
-                    (from, to) = (from + l.inputs, to + l.outputs);
-                }
-                m.prepared.invalidate();
-            }
-            Op::Slice { x: v, groups, start, width: part, .. } => {
-                let (x, from) = (x(*v), self.width(*v));
-                for_each_row(threads, n, &|_, row| {
-                    let x = x[row * from..(row + 1) * from].chunks_exact(from / groups);
-                    for (y, x) in row_of(row).chunks_exact_mut(*part).zip(x) {
-                        y.copy_from_slice(&x[*start..start + part]);
-                    }
-                });
-            }
-            Op::Concat { a, b, groups, .. } => {
-                let (a_width, b_width) = (self.width(*a), self.width(*b));
-                let (a, b) = (x(*a), x(*b));
-                for_each_row(threads, n, &|_, row| {
-                    let a = a[row * a_width..(row + 1) * a_width].chunks_exact(a_width / groups);
-                    let b = b[row * b_width..(row + 1) * b_width].chunks_exact(b_width / groups);
-                    for (y, (a, b)) in row_of(row).chunks_exact_mut(width / groups).zip(a.zip(b)) {
-                        y[..a.len()].copy_from_slice(a);
-                        y[a.len()..].copy_from_slice(b);
-                    }
-                });
-            }
-            Op::Rotary { x: v, groups, start, rope, pairs, .. } => {
-                self.fill_rotary_table(*rope, &mut m.rotary_tables);
-                let x = x(*v);
-                let dims = self.model.program.ropes[rope.0 as usize].dims();
-                let rotary_tables = &m.rotary_tables[rope.0 as usize];
-                let part = RotaryPart { group: width / groups, start: *start, pairs: *pairs };
-                for_each_row(threads, n, &|_, row| {
-                    let y = row_of(row);
-                    match before {
-                        Some(before) => self.row(before, values, row, y),
-                        None => y.copy_from_slice(&x[row * width..(row + 1) * width]),
-                    }
-                    let (cos, sin) = rotary_tables[row * dims..(row + 1) * dims].split_at(dims / 2);
-                    rotate(isa, y, part, cos, sin);
-                });
-            }
-            Op::SelectKeys { q, k, weights, layer, top_k, pool, .. } => {
-                let Some(index) = &self.pools[0].layers[layer.0 as usize].index else { return };
-                self.write_kv(None, &[Some((index, x(*k)))]);
-                let indexer = Indexer {
-                    plan: self.plan,
-                    pools: self.pools,
-                    layer: layer.0 as usize,
-                    facts: &self.model.program.layers[layer.0 as usize],
-                    q: x(*q),
-                    q_width: self.width(*q),
-                    weights: weights.map(x),
-                    heads: self.indexer_heads(*layer, *q, *pool),
-                    top_k: *top_k,
-                    key_pool: pool.and_then(|pool| self.resolve_key_pool(pool)),
-                    final_lens: self.final_lens,
-                };
-                // SAFETY: the plan's slots were checked, and writes come before reads.
-                let views = unsafe { select(threads, isa, &indexer) };
-                m.selections.push((out, views));
-            }
+            Op::GroupLinear { .. } => self.group_linear(op, weights, m),
+            Op::Slice { .. } | Op::Concat { .. } => self.copy_parts(op, values, &parts),
+            Op::Rotary { .. } => self.rotary(op, before, m),
+            Op::SelectKeys { .. } => self.select_keys(op, m),
             Op::UpdateAndAttend { .. } => self.attend(op, m),
             // Run by `recurrent`.
             Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {}
@@ -180,33 +114,8 @@ impl Run<'_> {
                 let routes = x(*scores).chunks_exact(from).map(|s| route(s, routing, vectors)).collect();
                 m.routes.push((out, routes));
             }
-            Op::Mixture { x: v, routes, experts, .. } => {
-                let OpWeights::Experts { gate, up, down } = weights else { return };
-                let Some((_, routes)) = m.routes.iter().find(|(of, _)| of == routes) else { return };
-                let (activation, first) = (experts.activation, experts.first);
-                let experts = Experts { threads, isa, gate, up, down, activation, first };
-                let (x, memory) = (x(*v), &mut m.mixture);
-                match self.expert_exchange {
-                    None => mixture(&experts, x, routes, memory, y),
-                    Some(exchange) => {
-                        let top_k = self.model.program.top_k(op);
-                        let rows = RoutedRows { x, width, routes, top_k };
-                        let result = expert_parallel_mixture(&experts, exchange, &rows, memory, y);
-                        m.collective_error = result.err();
-                    }
-                }
-            }
-            Op::Collect { x: v, how, .. } => match (how, self.ranks) {
-                (Collective::Join, Some(ranks)) => {
-                    m.collective_error =
-                        m.gather_buffers.all_gather(ranks, x(*v), self.width(*v), y, width).err();
-                }
-                (Collective::Sum, Some(ranks)) => {
-                    y.copy_from_slice(x(*v));
-                    m.collective_error = ranks.all_reduce(y).err();
-                }
-                (_, None) => y.copy_from_slice(x(*v)),
-            },
+            Op::Mixture { .. } => self.mix_experts(op, weights, m),
+            Op::Collect { .. } => self.collect(op, m),
             Op::Gather { x: v, .. } => {
                 let x = x(*v);
                 for (y, token) in y.chunks_exact_mut(width.max(1)).zip(self.sampled) {
@@ -217,26 +126,116 @@ impl Run<'_> {
         debug_assert!(matches!(self.model.program.value(out).holds, Holds::Numbers(_)) || width == 0);
     }
 
-    /// Number of query heads of a layer's indexer, from the widths of `q` and of a key.
-    fn indexer_heads(&self, layer: LayerId, q: ValueId, pool: Option<KeyPool>) -> usize {
-        let row_width = self.model.program.layers[layer.0 as usize].index_dim;
-        let key_width = pool.map_or(row_width, |pool| pool.combine.key_width(row_width));
-        self.width(q) / key_width.max(1)
+    /// Multiplies the groups of each row with a matrix per group.
+    fn group_linear(&self, op: &Op, weights: &OpWeights, m: &mut Memory) {
+        let (Op::GroupLinear { x, out, .. }, OpWeights::Many(all)) = (op, weights) else { return };
+        let (stride, x) = (self.width(*x), self.value(&m.values, *x));
+        let (rows, width) = (self.rows(*out), self.width(*out));
+        // SAFETY: only this op writes its output now.
+        let y = unsafe { self.value_mut(&m.values, *out) };
+        let (mut from, mut to) = (0, 0);
+        for l in all {
+            let x = Operand::Rows(&x[from..], stride);
+            let out = Output::new(&mut y[to..], rows, width, l.outputs);
+            m.prepared.multiply(&self.model.threads, &mut [Some((l, out))], None, &x);
+            (from, to) = (from + l.inputs, to + l.outputs);
+        }
+        m.prepared.invalidate();
     }
 
-    /// Looks up the weights and the RoPE of a key pool. `None` for compressed entries: `load`
-    /// refuses models that have them.
-    fn resolve_key_pool(&self, pool: KeyPool) -> Option<ResolvedKeyPool<'_>> {
-        let weight = |id: WeightId| &self.model.vectors[&id][..];
-        let combine = match pool.combine {
-            KeyPooling::Gated { bias } => ResolvedPooling::Gated { bias: weight(bias) },
-            KeyPooling::Mean { norm, plus, eps, rope } => {
-                let rope = &self.model.program.ropes[rope.0 as usize];
-                ResolvedPooling::Mean { norm: weight(norm), plus, eps, rope }
+    /// Runs `Slice` or `Concat`, which copy parts of the groups of each row.
+    fn copy_parts(&self, op: &Op, values: &[Buffer], parts: &DisjointRows<'_>) {
+        let (threads, n, width) = (&*self.model.threads, self.rows(op.out()), self.width(op.out()));
+        // SAFETY: `for_each_row` hands each row to one thread.
+        let row_of = |row: usize| unsafe { parts.row(row) };
+        match op {
+            Op::Slice { x, groups, start, width: part, .. } => {
+                let (x, from) = (self.value(values, *x), self.width(*x));
+                for_each_row(threads, n, &|_, row| {
+                    let x = x[row * from..(row + 1) * from].chunks_exact(from / groups);
+                    for (y, x) in row_of(row).chunks_exact_mut(*part).zip(x) {
+                        y.copy_from_slice(&x[*start..start + part]);
+                    }
+                });
             }
-            KeyPooling::Compressed { .. } => return None,
+            Op::Concat { a, b, groups, .. } => {
+                let (a_width, b_width) = (self.width(*a), self.width(*b));
+                let (a, b) = (self.value(values, *a), self.value(values, *b));
+                for_each_row(threads, n, &|_, row| {
+                    let a = a[row * a_width..(row + 1) * a_width].chunks_exact(a_width / groups);
+                    let b = b[row * b_width..(row + 1) * b_width].chunks_exact(b_width / groups);
+                    for (y, (a, b)) in row_of(row).chunks_exact_mut(width / groups).zip(a.zip(b)) {
+                        y[..a.len()].copy_from_slice(a);
+                        y[a.len()..].copy_from_slice(b);
+                    }
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// Rotates the heads of each row by position, after the op `before` that is fused into it.
+    fn rotary(&self, op: &Op, before: Option<&Op>, m: &mut Memory) {
+        let Op::Rotary { x, groups, start, rope, pairs, out } = op else { return };
+        self.fill_rotary_table(*rope, &mut m.rotary_tables);
+        let (width, x) = (self.width(*out), self.value(&m.values, *x));
+        let dims = self.model.program.ropes[rope.0 as usize].dims();
+        let rotary_tables = &m.rotary_tables[rope.0 as usize];
+        let part = RotaryPart { group: width / groups, start: *start, pairs: *pairs };
+        // SAFETY: only this op writes its output now.
+        let parts = DisjointRows::new(unsafe { self.value_mut(&m.values, *out) }, width);
+        for_each_row(&self.model.threads, self.rows(*out), &|_, row| {
+            // SAFETY: `for_each_row` hands each row to one thread.
+            let y = unsafe { parts.row(row) };
+            match before {
+                Some(before) => self.row(before, &m.values, row, y),
+                None => y.copy_from_slice(&x[row * width..(row + 1) * width]),
+            }
+            let (cos, sin) = rotary_tables[row * dims..(row + 1) * dims].split_at(dims / 2);
+            rotate(self.model.isa, y, part, cos, sin);
+        });
+    }
+
+    /// Computes a mixture of experts by the routes of its rows.
+    fn mix_experts(&self, op: &Op, weights: &OpWeights, m: &mut Memory) {
+        let (Op::Mixture { x, routes, experts, out }, OpWeights::Experts { gate, up, down }) = (op, weights)
+        else {
+            return;
         };
-        Some(ResolvedKeyPool { size: pool.size, combine })
+        let Some((_, routes)) = m.routes.iter().find(|(of, _)| of == routes) else { return };
+        let (threads, isa) = (&*self.model.threads, self.model.isa);
+        let (activation, first) = (experts.activation, experts.first);
+        let experts = Experts { threads, isa, gate, up, down, activation, first };
+        let (x, memory) = (self.value(&m.values, *x), &mut m.mixture);
+        // SAFETY: only this op writes its output now.
+        let y = unsafe { self.value_mut(&m.values, *out) };
+        match self.expert_exchange {
+            None => mixture(&experts, x, routes, memory, y),
+            Some(exchange) => {
+                let (width, top_k) = (self.width(*out), self.model.program.top_k(op));
+                let rows = RoutedRows { x, width, routes, top_k };
+                m.collective_error = expert_parallel_mixture(&experts, exchange, &rows, memory, y).err();
+            }
+        }
+    }
+
+    /// Combines the partial rows of all ranks. Without other ranks it copies them.
+    fn collect(&self, op: &Op, m: &mut Memory) {
+        let Op::Collect { x, how, out } = op else { return };
+        let rows = self.value(&m.values, *x);
+        // SAFETY: only this op writes its output now.
+        let y = unsafe { self.value_mut(&m.values, *out) };
+        match (how, self.ranks) {
+            (Collective::Join, Some(ranks)) => {
+                let (part, width) = (self.width(*x), self.width(*out));
+                m.collective_error = m.gather_buffers.all_gather(ranks, rows, part, y, width).err();
+            }
+            (Collective::Sum, Some(ranks)) => {
+                y.copy_from_slice(rows);
+                m.collective_error = ranks.all_reduce(y).err();
+            }
+            (_, None) => y.copy_from_slice(rows),
+        }
     }
 
     /// Embedding lookup of one token.

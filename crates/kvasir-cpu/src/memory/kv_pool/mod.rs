@@ -1,6 +1,6 @@
 //! The KV cache pool: storage of K and V rows behind the slots that a cache hands out.
 //!
-//! A slot holds one token's rows in all layers. Invariants:
+//! A slot of a layer group holds one token's rows in the layers of the group. Invariants:
 //!
 //! - A row's address never changes. Address space for the whole capacity is reserved at once,
 //!   memory is committed by doubling.
@@ -17,8 +17,8 @@ use crate::memory::kv_pool::kv_type::KvType;
 use crate::memory::kv_pool::rows::{GROUP, Placement, Region, Rows};
 
 use crate::isa::features::Isa;
-use kvasir_kv::{Slot, SlotCopy};
-use kvasir_program::LayerFacts;
+use kvasir_kv::{GroupId, MAX_GROUPS, Slot, SlotCopy, Slots};
+use kvasir_program::{Grouping, LayerFacts};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +27,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Slots committed at first; from there on the pool doubles.
 const FIRST: usize = GROUP;
 
+/// Which slots a layer's rows lie in. Layers with the same slots share a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LayerSlots {
+    /// Those that the plan's section of this layer group names.
+    Group(GroupId),
+    /// A ring buffer of this many slots.
+    Ring(Slot),
+}
+
+impl LayerSlots {
+    /// The layer group whose section has the layer's rows.
+    pub(crate) fn group(self) -> GroupId {
+        match self {
+            Self::Group(group) => group,
+            Self::Ring(_) => GroupId::FULL,
+        }
+    }
+}
+
 /// The KV cache of one layer.
 pub(crate) struct LayerPool {
     pub(crate) keys: Rows,
@@ -34,8 +53,7 @@ pub(crate) struct LayerPool {
     pub(crate) values: Option<Rows>,
     /// Keys of the sparse-attention indexer (DSA).
     pub(crate) index: Option<Rows>,
-    /// Ring size in slots of a sliding-window layer, in place of a slot per position.
-    pub(crate) ring: Option<Slot>,
+    pub(crate) slots: LayerSlots,
 }
 
 impl LayerPool {
@@ -67,19 +85,32 @@ const fn stripes(isa: Isa, facts: &LayerFacts) -> usize {
 pub struct Pool {
     pub(crate) layers: Vec<LayerPool>,
     facts: Vec<LayerFacts>,
-    /// Backing memory of the layers' rows, one region per number of slots.
-    regions: Vec<Arc<Region>>,
-    pub(crate) slots: usize,
+    /// Backing memory of the layers' rows. Layers with the same slots share a region, in which each
+    /// has its offset.
+    regions: Vec<(LayerSlots, Arc<Region>)>,
+    /// Slots per layer group.
+    slots: Slots,
     kind: KvType,
-    /// Slots committed so far.
-    grown: AtomicUsize,
+    /// Slots committed so far, by layer group.
+    grown: [AtomicUsize; MAX_GROUPS],
 }
 
 impl Pool {
     /// A pool of `slots` tokens. Reserves address space, not memory. Fails if the size overflows or
     /// cannot be mapped.
-    pub fn new(layers: &[LayerFacts], kind: KvType, slots: usize) -> io::Result<Self> {
+    pub fn new(layers: &[LayerFacts], kind: KvType, slots: u32) -> io::Result<Self> {
         Self::with_rings(layers, kind, slots, None)
+    }
+
+    /// A pool whose layers have the slots of their layer groups, `slots` per group.
+    pub fn with_groups(
+        layers: &[LayerFacts],
+        grouping: &Grouping,
+        kind: KvType,
+        slots: Slots,
+    ) -> io::Result<Self> {
+        let of_layer = grouping.of_layer.iter().map(|group| LayerSlots::Group(GroupId(*group)));
+        Self::of_slots(layers, &of_layer.collect::<Vec<_>>(), kind, slots)
     }
 
     /// A pool whose sliding-window layers use ring buffers of `window + longest_write - 1` slots,
@@ -87,27 +118,40 @@ impl Pool {
     pub fn with_rings(
         layers: &[LayerFacts],
         kind: KvType,
-        slots: usize,
+        slots: u32,
         longest_write: Option<u32>,
     ) -> io::Result<Self> {
-        let slots = slots.max(1);
+        let slots = GroupId::FULL.slots(slots);
         let ring = |facts: &LayerFacts| {
             let window = facts.retained_window()?;
             let ring = window.saturating_add(longest_write?).saturating_sub(1);
-            Some(ring).filter(|ring| (*ring as usize) < slots)
+            Some(ring).filter(|ring| *ring < slots[0])
         };
-        // Layers with equally many slots share a region, in which each has its offset.
-        let mut regions = Vec::<(Option<Slot>, Arc<Region>, usize)>::new();
+        let of_layer = |facts| ring(facts).map_or(LayerSlots::Group(GroupId::FULL), LayerSlots::Ring);
+        Self::of_slots(layers, &layers.iter().map(of_layer).collect::<Vec<_>>(), kind, slots)
+    }
+
+    /// A pool whose layers have the slots `of_layer`, `slots` per layer group.
+    fn of_slots(
+        layers: &[LayerFacts],
+        of_layer: &[LayerSlots],
+        kind: KvType,
+        slots: Slots,
+    ) -> io::Result<Self> {
+        let slots = slots.map(|slots| slots.max(1));
+        let mut regions = Vec::<(LayerSlots, Arc<Region>, usize)>::new();
         let mut made = Vec::with_capacity(layers.len());
-        for facts in layers {
-            let wanted = ring(facts);
-            let at = match regions.iter().position(|(ring, ..)| *ring == wanted) {
+        for (facts, wanted) in layers.iter().zip(of_layer) {
+            let at = match regions.iter().position(|(of, ..)| of == wanted) {
                 Some(at) => at,
                 None => {
-                    let alike = layers.iter().filter(|facts| ring(facts) == wanted);
-                    let row = alike.map(|facts| kind.slot_bytes(std::slice::from_ref(facts))).sum();
-                    let region = Region::new(wanted.map_or(slots, |ring| ring as usize), row)?;
-                    regions.push((wanted, Arc::new(region), 0));
+                    let alike = layers.iter().zip(of_layer).filter(|(_, of)| *of == wanted);
+                    let row = alike.map(|(facts, _)| kind.slot_bytes(std::slice::from_ref(facts))).sum();
+                    let count = match *wanted {
+                        LayerSlots::Group(group) => slots[group.index()],
+                        LayerSlots::Ring(slots) => slots,
+                    };
+                    regions.push((*wanted, Arc::new(Region::new(count as usize, row)?), 0));
                     regions.len() - 1
                 }
             };
@@ -126,11 +170,11 @@ impl Pool {
                 values: (!facts.value_in_key && facts.value_dim > 0)
                     .then(|| rows(facts.kv_heads, facts.value_dim)),
                 index: (facts.index_dim > 0).then(|| rows(1, facts.index_dim)),
-                ring: wanted,
+                slots: *wanted,
             });
         }
-        let regions = regions.into_iter().map(|(_, region, _)| region).collect();
-        Ok(Self { layers: made, facts: layers.to_vec(), regions, slots, kind, grown: AtomicUsize::new(0) })
+        let regions = regions.into_iter().map(|(of, region, _)| (of, region)).collect();
+        Ok(Self { layers: made, facts: layers.to_vec(), regions, slots, kind, grown: Default::default() })
     }
 
     /// Shapes of the layers that it was made for.
@@ -143,54 +187,67 @@ impl Pool {
         self.kind
     }
 
+    /// Slots per layer group.
+    pub(crate) fn slots(&self) -> Slots {
+        self.slots
+    }
+
     /// Bytes that one token takes in all layers.
     pub fn token_bytes(&self) -> usize {
         self.layers.iter().flat_map(LayerPool::all).map(Rows::row_bytes).sum()
     }
 
-    /// Slots with committed memory: it doubles from a first few hundred, and never exceeds the
-    /// capacity.
-    pub fn grown(&self) -> usize {
-        self.grown.load(Ordering::Relaxed)
+    /// Slots of a layer group with committed memory: it doubles from a first few hundred, and never
+    /// exceeds the capacity.
+    pub fn grown(&self, group: GroupId) -> usize {
+        self.grown.get(group.index()).map_or(0, |grown| grown.load(Ordering::Relaxed))
     }
 
-    /// Commits memory for slots below `bound`. No row moves.
-    pub(crate) fn grow(&self, bound: Slot) {
-        let have = self.grown();
+    /// Commits memory for slots of a layer group below `bound`; ring buffers grow with group 0. No
+    /// row moves.
+    pub(crate) fn grow(&self, group: GroupId, bound: Slot) {
+        let (have, slots) = (self.grown(group), self.slots[group.index()] as usize);
         if bound as usize <= have {
             return;
         }
-        let want = (bound as usize).max(FIRST).checked_next_power_of_two().unwrap_or(self.slots);
-        let want = want.min(self.slots);
-        self.regions.iter().for_each(|region| region.grow(have..want));
-        self.grown.store(want, Ordering::Relaxed);
+        let want = (bound as usize).max(FIRST).checked_next_power_of_two().unwrap_or(slots).min(slots);
+        for (of, region) in &self.regions {
+            if of.group() == group {
+                region.grow(have..want);
+            }
+        }
+        self.grown[group.index()].store(want, Ordering::Relaxed);
     }
 
-    /// Returns the memory of whole groups of free slots to the system; they are committed again when
-    /// they are written. Ring buffers stay. No row of these slots may be in use.
-    pub(crate) fn release(&self, slots: Range<Slot>) {
-        let slots = slots.start as usize..(slots.end as usize).min(self.grown());
-        self.regions.iter().filter(|region| region.slots == self.slots).for_each(|region| {
-            region.release(slots.clone());
-        });
+    /// Returns the memory of whole blocks of [`GROUP`] free slots of a layer group to the system;
+    /// they are committed again when they are written. Ring buffers stay. No row of these slots may
+    /// be in use.
+    pub(crate) fn release(&self, group: GroupId, slots: Range<Slot>) {
+        let slots = slots.start as usize..(slots.end as usize).min(self.grown(group));
+        let regions = self.regions.iter().filter(|(of, _)| *of == LayerSlots::Group(group));
+        regions.for_each(|(_, region)| region.release(slots.clone()));
     }
 
     /// Whether some layer keeps its rows in a ring buffer.
     pub(crate) fn has_rings(&self) -> bool {
-        self.layers.iter().any(|layer| layer.ring.is_some())
+        self.layers.iter().any(|layer| matches!(layer.slots, LayerSlots::Ring(_)))
     }
 
-    /// Carries out a plan's slot copies in all layers. `scratch` is reused between calls.
+    /// Whether all layers have the slots of group 0, so that a slot is a row of all layers.
+    pub(crate) fn is_joined(&self) -> bool {
+        self.layers.iter().all(|layer| layer.slots == LayerSlots::Group(GroupId::FULL))
+    }
+
+    /// Copies slots of a layer group. Ring buffers are not copied: plans of such caches have no
+    /// copies. `scratch` is reused between calls.
     ///
     /// # Safety
     /// The slots must exist, and no other thread may access them during the call.
-    pub(crate) unsafe fn apply(&self, moves: &[SlotCopy], scratch: &mut Vec<u8>) {
+    pub(crate) unsafe fn apply(&self, group: GroupId, moves: &[SlotCopy], scratch: &mut Vec<u8>) {
         if !moves.is_empty() {
+            let layers = self.layers.iter().filter(|layer| layer.slots == LayerSlots::Group(group));
             // SAFETY: as the caller vouches.
-            self.layers
-                .iter()
-                .flat_map(LayerPool::all)
-                .for_each(|rows| unsafe { rows.apply(moves, scratch) });
+            layers.flat_map(LayerPool::all).for_each(|rows| unsafe { rows.apply(moves, scratch) });
         }
     }
 }
@@ -204,7 +261,7 @@ impl Pool {
     /// # Safety
     /// No thread may write the pool during the call.
     pub(crate) unsafe fn copy_out<'a>(&self, slot: Slot, into: &'a mut [u8]) -> &'a mut [u8] {
-        assert!((slot as usize) < self.slots && !self.has_rings());
+        assert!(slot < self.slots[0] && self.is_joined());
         let rows = self.layers.iter().flat_map(LayerPool::all);
         // SAFETY: the slot exists; the caller excludes writes.
         rows.fold(into, |into, rows| unsafe { rows.copy_out(slot, into) })
@@ -215,8 +272,8 @@ impl Pool {
     /// # Safety
     /// No other thread may access the pool during the call.
     pub(crate) unsafe fn copy_in<'a>(&self, slot: Slot, from: &'a [u8]) -> &'a [u8] {
-        assert!((slot as usize) < self.slots && !self.has_rings());
-        self.grow(slot + 1);
+        assert!(slot < self.slots[0] && self.is_joined());
+        self.grow(GroupId::FULL, slot + 1);
         let rows = self.layers.iter().flat_map(LayerPool::all);
         // SAFETY: the slot exists; the caller excludes other accesses.
         rows.fold(from, |from, rows| unsafe { rows.copy_in(slot, from) })
@@ -227,6 +284,7 @@ impl Pool {
 mod tests {
     use super::*;
     use crate::isa::features::Isa;
+    use kvasir_program::LayerGroup;
 
     fn facts(value_in_key: bool, index_dim: usize) -> LayerFacts {
         LayerFacts {
@@ -248,9 +306,9 @@ mod tests {
             assert_eq!(pool.token_bytes(), kind.slot_bytes(&layers));
             let mut sizes = Vec::new();
             for tokens in [0, 1, 500, 513, 5_000, 40_000, 99_999, 100_000] {
-                pool.grow(tokens);
-                let (grown, tokens) = (pool.grown(), tokens as usize);
-                assert!(grown >= tokens && grown <= (2 * tokens).max(FIRST).min(pool.slots), "{grown}");
+                pool.grow(GroupId::FULL, tokens);
+                let (grown, tokens) = (pool.grown(GroupId::FULL), tokens as usize);
+                assert!(grown >= tokens && grown <= (2 * tokens).max(FIRST).min(100_000), "{grown}");
                 sizes.push(grown);
             }
             assert!(sizes.is_sorted());
@@ -258,17 +316,53 @@ mod tests {
     }
 
     #[test]
+    fn groups_have_the_memory_of_their_slots() {
+        let window = |window| LayerFacts { window: Some(window), ..facts(false, 0) };
+        let layers = [window(8), facts(false, 0), window(8), facts(true, 32), window(30)];
+        let kinds = vec![LayerGroup::Full, LayerGroup::Window(8), LayerGroup::Window(30)];
+        let of_layer = vec![1, 0, 1, 0, 2];
+        let grouping = Grouping { kinds, of_layer, of_state: None, slot_elements: vec![0; 3] };
+        let slots = [8 * GROUP as Slot, 600, GROUP as Slot, 0];
+        let pool = Pool::with_groups(&layers, &grouping, KvType::Bf16, slots).unwrap();
+        let sizes: Vec<_> = pool.regions.iter().map(|(of, region)| (of.group().0, region.slots)).collect();
+        assert_eq!(sizes, [(1, 600), (0, 8 * GROUP), (2, GROUP)]);
+        let grown = || [0, 1, 2].map(|group| pool.grown(GroupId(group)));
+        pool.grow(GroupId(1), 513);
+        assert_eq!(grown(), [0, 600, 0]);
+        pool.grow(GroupId::FULL, 1);
+        assert_eq!(grown(), [FIRST, 600, 0]);
+        // Slot 5 of a group is a row of its layers only, and so are copies and releases.
+        let x: Vec<f32> = (0..192).map(|i| i as f32 + 1.0).collect();
+        let read = |layer: usize, slot: Slot| {
+            let mut read = [0.0; 4];
+            // SAFETY: one thread; the slots exist.
+            unsafe { pool.layers[layer].keys.read(Isa::PORTABLE, slot, 0, &mut read) };
+            read == [1.0, 2.0, 3.0, 4.0]
+        };
+        // SAFETY: as above.
+        [0, 1].into_iter().for_each(|layer| unsafe { pool.layers[layer].keys.write(Isa::PORTABLE, 5, &x) });
+        // SAFETY: as above.
+        unsafe { pool.apply(GroupId(1), &[SlotCopy { from: 5, to: 7 }], &mut Vec::new()) };
+        assert_eq!([read(0, 5), read(0, 7), read(1, 5), read(1, 7)], [true, true, true, false]);
+        #[cfg(target_os = "linux")]
+        {
+            pool.release(GroupId(1), 0..GROUP as Slot);
+            assert_eq!([read(0, 5), read(0, 7), read(1, 5)], [false, false, true]);
+        }
+    }
+
+    #[test]
     #[cfg(target_os = "linux")]
     fn released_groups_are_zero_and_their_neighbors_stay() {
         let layers = [facts(false, 0)];
-        let pool = Pool::new(&layers, KvType::F32, 8 * GROUP).unwrap();
+        let pool = Pool::new(&layers, KvType::F32, 8 * GROUP as Slot).unwrap();
         let rows = &pool.layers[0].keys;
-        pool.grow(8 * GROUP as Slot);
+        pool.grow(GroupId::FULL, 8 * GROUP as Slot);
         let slots = [0, 600, 1100, 1535, 1536, 4000];
         let x: Vec<f32> = (0..192).map(|i| i as f32 + 1.0).collect();
         // SAFETY: one thread; the slots exist.
         slots.iter().for_each(|slot| unsafe { rows.write(Isa::PORTABLE, *slot, &x) });
-        pool.release(600..1537);
+        pool.release(GroupId::FULL, 600..1537);
         let stays = |slot: &Slot| {
             let mut read = [0.0; 96];
             // SAFETY: as above.
@@ -283,7 +377,7 @@ mod tests {
     fn no_two_head_rows_share_a_byte() {
         let layers = [facts(false, 0), facts(false, 32), LayerFacts { kv_heads: 6, ..facts(false, 0) }];
         let (slots, kind) = (700, KvType::Q8_0);
-        let pool = Pool::new(&layers, kind, slots).unwrap();
+        let pool = Pool::new(&layers, kind, slots as u32).unwrap();
         let mut parts: Vec<(usize, usize)> = Vec::new();
         for (facts, layer) in layers.iter().zip(&pool.layers) {
             for (i, rows) in layer.all().enumerate() {
@@ -329,17 +423,17 @@ mod tests {
                     |head| unsafe { std::slice::from_raw_parts(rows.part(slot, head), rows.part_bytes()) };
                 (0..2).map(|head| part(head).to_vec()).collect()
             };
-            pool.grow(64);
+            pool.grow(GroupId::FULL, 64);
             // SAFETY: one thread; the slots exist.
             unsafe { rows.write(Isa::PORTABLE, 63, &x) };
             let (at, before) = (rows.part(63, 1), stored(63));
-            pool.grow(4_999);
+            pool.grow(GroupId::FULL, 4_999);
             assert_eq!((rows.part(63, 1), stored(63)), (at, before.clone()), "{kind}");
             // All sources are read before any write: a chain of copies must not shift.
             let zeros = stored(64);
             let moves = [SlotCopy { from: 63, to: 64 }, SlotCopy { from: 64, to: 4_998 }];
             // SAFETY: as above.
-            unsafe { pool.apply(&moves, &mut Vec::new()) };
+            unsafe { pool.apply(GroupId::FULL, &moves, &mut Vec::new()) };
             assert_eq!((stored(64), stored(4_998)), (before, zeros), "{kind}");
         }
     }

@@ -27,7 +27,7 @@ pub(crate) const BLOCK_SLOTS: usize = CHUNK;
 /// ranges. Pools grow by at least this.
 pub(crate) const GROUP: usize = 8 * BLOCK_SLOTS;
 
-/// The memory region of all layers with equally many slots: per [`GROUP`] slots the rows of the
+/// The memory region of all layers with the same slots: per [`GROUP`] slots the rows of the
 /// first layer, of the second, and so on. Within a layer come the rows of its first stripe of
 /// heads, then those of the second: K and V of [`BLOCK_SLOTS`] slots, then of the next.
 ///
