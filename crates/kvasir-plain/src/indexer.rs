@@ -59,7 +59,7 @@ impl Indexer<'_> {
     ) -> Vec<u32> {
         let size = self.pool.map_or(1, |pool| pool.size);
         let (complete, rest) = match self.pool {
-            None => (visible.chunks(1).collect(), &[][..]),
+            None => (visible.chunks(1).collect(), Vec::new()),
             Some(pool) => pool.split(reads, visible),
         };
         let row = |entry: &u32| {
@@ -78,21 +78,29 @@ impl Indexer<'_> {
         let scores: Vec<f32> = (0..complete.len()).map(score).collect();
         let best = largest(&scores, self.top_k / size);
         let chosen = best.into_iter().map(|index| complete[index as usize]);
-        let mut entries: Vec<u32> = chosen.flatten().chain(rest).copied().collect();
+        let mut entries: Vec<u32> = chosen.flatten().chain(&rest).copied().collect();
         entries.sort_unstable();
         entries
     }
 }
 
 impl ResolvedKeyPool<'_> {
-    /// Splits the visible entries into the leading complete pools and the entries after them.
-    pub(crate) fn split<'a>(&self, reads: &Reads<'_>, visible: &'a [u32]) -> (Vec<&'a [u32]>, &'a [u32]) {
-        let pool_index = |entry: u32| reads.entries[entry as usize].2 as usize / self.size;
-        let complete: Vec<&[u32]> = visible
-            .chunk_by(|a, b| pool_index(*a) == pool_index(*b))
-            .take_while(|entries| entries.len() == self.size)
-            .collect();
-        let rest = &visible[complete.len() * self.size..];
+    /// Number of the pool that an entry belongs to.
+    fn number(&self, reads: &Reads<'_>, entry: u32) -> usize {
+        reads.entries[entry as usize].2 as usize / self.size
+    }
+
+    /// Splits the visible entries into complete pools and the other entries. Where positions have
+    /// gaps, pools after an incomplete one can be complete.
+    pub(crate) fn split<'a>(&self, reads: &Reads<'_>, visible: &'a [u32]) -> (Vec<&'a [u32]>, Vec<u32>) {
+        let (mut complete, mut rest) = (Vec::new(), Vec::new());
+        for entries in visible.chunk_by(|a, b| self.number(reads, *a) == self.number(reads, *b)) {
+            if entries.len() == self.size {
+                complete.push(entries);
+            } else {
+                rest.extend_from_slice(entries);
+            }
+        }
         (complete, rest)
     }
 
@@ -118,7 +126,9 @@ impl ResolvedKeyPool<'_> {
                 key
             }
             ResolvedPooling::Compressed { values, norm, eps, rope } => {
-                let previous = index.checked_sub(1).map_or_else(Vec::new, rows_of);
+                let number = |index: usize| self.number(reads, complete[index][0]);
+                let before = index.checked_sub(1).filter(|before| number(*before) + 1 == number(index));
+                let previous = before.map_or_else(Vec::new, rows_of);
                 let mut key = normed(values.weighted_sum(&previous, &rows), norm, 0.0, eps);
                 let start = values.dim - rope.dims();
                 rotate_pairs(&mut key[start..], &turns_of(rope), Pairs::Interleaved);

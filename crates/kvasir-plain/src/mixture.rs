@@ -39,7 +39,7 @@ pub(crate) fn route(scores: &[f32], token: Token, routing: &Routing, weights: &W
         None => largest(&choice, routing.top_k),
         Some(table) => {
             let row = weights.row(table, token as usize, routing.top_k);
-            row.iter().map(|expert| (*expert as u32).min(scores.len() as u32 - 1)).collect()
+            row.iter().map(|expert| *expert as u32).collect()
         }
     };
     let mut routes: Routes = chosen.into_iter().map(|e| (e, probabilities[e as usize])).collect();

@@ -24,6 +24,8 @@ impl PlainModel {
         let mut shared = HashMap::new();
         let mut compile = |program: &Program| {
             let weights = Weights::load(program, checkpoint, &mut shared)?;
+            let invalid = |(name, why): (&str, String)| Error::at(format!("tensor {name}"), why);
+            program.check_token_tables(|table| weights.get(table)).map_err(invalid)?;
             let keep: Vec<_> =
                 program.taps.iter().map(|(_, value)| *value).chain(program.hidden_output()).collect();
             let buffers = Buffers::plan(program, &keep);

@@ -16,7 +16,7 @@ use kvasir_plain::{PlainExecutor, PlainModel};
 use kvasir_sample::Sampling;
 use kvasir_testkit::steps::{RowInput, prompt, row_input};
 
-const CASES: [&str; 4] = ["deepseek_v32", "gpt_oss", "qwen3_yarn_swa", "gemma3"];
+const CASES: [&str; 5] = ["deepseek_v32", "deepseek_v4", "gpt_oss", "qwen3_yarn_swa", "gemma3"];
 
 fn model(case: &str) -> PlainModel {
     load(&kvasir_testkit::paths::model(case))

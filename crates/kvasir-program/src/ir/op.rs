@@ -180,7 +180,7 @@ pub enum Op {
         /// The layer that holds the indexer keys.
         layer: LayerId,
         /// Number of entries to select. With a `pool`, the op selects `top_k / size` complete pools
-        /// and all entries after the last complete pool.
+        /// and all entries that are in no complete pool.
         top_k: usize,
         /// How keys are pooled; `None` if each entry is scored by itself.
         #[serde(default, skip_serializing_if = "Option::is_none")]
