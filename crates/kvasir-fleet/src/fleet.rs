@@ -106,7 +106,11 @@ impl Fleet {
             next_subscriber: Default::default(),
         };
         let watchdog = Watchdog::new(replicas, step_timeout);
-        let router = RouterConfig { block_size: facts.block_size, ..RouterConfig::new(route) };
+        let router = RouterConfig {
+            block_size: facts.block_size,
+            ends_at_checkpoints: facts.has_states,
+            ..RouterConfig::new(route)
+        };
         let mut front = Front::new(RoleRouter::new(router, roles), replicas);
         front.workers_fail_together = expert_parallel;
         front.workers_ready(0..replicas);

@@ -1,5 +1,5 @@
 //! KV events in vLLM's wire format: msgpack of `[ts, [event, ..], data_parallel_rank]`, each event a map
-//! with its name as `type`. Fields that have a default in vLLM and are unknown here are omitted.
+//! with its name as `type`. vLLM has no events for checkpoints, so those are left out. Fields that have a default in vLLM and are unknown here are omitted.
 
 use kvasir_kv::KvEvent;
 use serde::Serialize;
@@ -33,9 +33,10 @@ enum WireEvent<'a> {
     AllBlocksCleared,
 }
 
-impl<'a> From<&'a KvEvent> for WireEvent<'a> {
-    fn from(event: &'a KvEvent) -> Self {
-        match event {
+impl<'a> WireEvent<'a> {
+    /// `None` for an event that the format lacks.
+    fn of(event: &'a KvEvent) -> Option<Self> {
+        Some(match event {
             KvEvent::BlockStored { hashes, parent, tokens, block_size, salt } => Self::BlockStored {
                 block_hashes: hashes,
                 parent_block_hash: *parent,
@@ -50,8 +51,9 @@ impl<'a> From<&'a KvEvent> for WireEvent<'a> {
             KvEvent::BlockRemoved { hashes } => {
                 Self::BlockRemoved { block_hashes: hashes, medium: MEDIUM, group_idx: MAIN_GROUP }
             }
+            KvEvent::CheckpointStored { .. } | KvEvent::CheckpointRemoved { .. } => return None,
             KvEvent::AllBlocksCleared => Self::AllBlocksCleared,
-        }
+        })
     }
 }
 
@@ -64,9 +66,12 @@ fn salt_keys(salt: u64, blocks: usize) -> Vec<Option<[String; 1]>> {
     keys
 }
 
-/// Encodes a batch; `time` is in seconds since 1970.
+/// Encodes a batch; `time` is in seconds since 1970. `None` if it has no event of the format.
 pub(crate) fn encode_batch(time: f64, events: &[KvEvent], rank: usize) -> Option<Vec<u8>> {
-    let events: Vec<WireEvent<'_>> = events.iter().map(WireEvent::from).collect();
+    let events: Vec<WireEvent<'_>> = events.iter().filter_map(WireEvent::of).collect();
+    if events.is_empty() {
+        return None;
+    }
     rmp_serde::to_vec_named(&(time, events, rank)).ok()
 }
 
@@ -92,6 +97,15 @@ mod tests {
         expected.push(2);
         assert_eq!(bytes, expected);
     }
+
+    #[test]
+    fn checkpoints_are_not_published() {
+        let (stored, cleared) = (KvEvent::CheckpointStored { hash: 7 }, KvEvent::AllBlocksCleared);
+        assert_eq!(encode_batch(1.5, &[KvEvent::CheckpointRemoved { hash: 7 }], 0), None);
+        let both = encode_batch(1.5, &[stored, cleared.clone()], 0);
+        assert_eq!(both, encode_batch(1.5, &[cleared], 0));
+    }
+
     #[test]
     fn a_salt_is_an_extra_key_of_the_first_block() {
         let stored = |salt| {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use zeromq::ZmqMessage;
 
 /// Version of the message format.
-pub(crate) const PROTOCOL: u32 = 3;
+pub(crate) const PROTOCOL: u32 = 4;
 /// Maximum size of an encoded message.
 pub(crate) const MAX_BYTES: usize = 256 << 20;
 
@@ -59,6 +59,8 @@ pub struct Facts {
     pub max_len: u32,
     /// Whether the engine records KV events.
     pub has_kv_events: bool,
+    /// Whether the model has recurrent states, so that prefix hits end at checkpoints.
+    pub has_states: bool,
     /// Why ranges cannot be cut out of a session; `None` if they can.
     pub cut_obstacle: Option<String>,
     /// Further properties in the program's own format, which this crate does not read.

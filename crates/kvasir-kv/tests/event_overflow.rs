@@ -38,6 +38,9 @@ fn apply(mirror: &mut HashSet<u64>, events: Vec<KvEvent>) {
             KvEvent::BlockRemoved { hashes } => hashes.iter().for_each(|hash| {
                 mirror.remove(hash);
             }),
+            KvEvent::CheckpointStored { .. } | KvEvent::CheckpointRemoved { .. } => {
+                panic!("no recurrent states")
+            }
             KvEvent::AllBlocksCleared => mirror.clear(),
         }
     }

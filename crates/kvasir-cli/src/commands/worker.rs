@@ -176,7 +176,8 @@ impl Args {
             layout.map_err(|why| Failure::usage(format!("--role {}: {why}", Role::Prefill)))?;
         }
         let more = serde_json::to_string(&facts).map_err(Failure::failed)?;
-        let block_size = engine.core().cache().shape().block_size;
+        let shape = engine.core().cache().shape();
+        let (block_size, has_states) = (shape.block_size, shape.states.is_some());
         let cut_obstacle = engine.core().cut_obstacle().map(|why| why.to_string());
         let config = WorkerConfig {
             directory: self.directory,
@@ -186,7 +187,7 @@ impl Args {
             commands,
             member,
             affinity,
-            facts: Facts { slots, block_size, max_len, has_kv_events, cut_obstacle, more },
+            facts: Facts { slots, block_size, max_len, has_kv_events, has_states, cut_obstacle, more },
             build: Box::new(move |recipe, prompt, canceled| {
                 chat.get()?.follow_recipe(recipe, prompt, canceled).ok()
             }),

@@ -447,6 +447,8 @@ fn events(events: Vec<KvEvent>) -> Value {
         KvEvent::BlockRemoved { hashes } => {
             vec![json!({ "event": "BlockRemoved", "n": 1, "medium": "GPU" }); hashes.len()]
         }
+        // The recorded engines have no recurrent states.
+        KvEvent::CheckpointStored { .. } | KvEvent::CheckpointRemoved { .. } => Vec::new(),
         KvEvent::AllBlocksCleared => vec![json!({ "event": "AllBlocksCleared" })],
     };
     events.into_iter().flat_map(event).collect()

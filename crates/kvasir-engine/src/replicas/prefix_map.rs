@@ -1,4 +1,4 @@
-//! `PrefixMap`: which replicas hold a block, by chained block hash.
+//! `PrefixMap`: which replicas hold a block, or a checkpoint at its end, by chained block hash.
 //!
 //! Most blocks are held by one replica, which is stored inline. A block that several replicas hold
 //! has a sorted list of them on the heap.
@@ -63,6 +63,11 @@ impl PrefixMap {
         self.blocks.get(&hash).map_or(&[], Holders::as_slice)
     }
 
+    /// Whether a replica holds a block.
+    pub(crate) fn is_held_by(&self, hash: u64, replica: u32) -> bool {
+        self.holders(hash).binary_search(&replica).is_ok()
+    }
+
     /// Adds an entry of a replica, even if it has one.
     pub(crate) fn add(&mut self, hash: u64, replica: u32) {
         match self.blocks.entry(hash) {
@@ -73,7 +78,7 @@ impl PrefixMap {
 
     /// Adds an entry of a replica, unless it has one.
     pub(crate) fn set(&mut self, hash: u64, replica: u32) {
-        if self.holders(hash).binary_search(&replica).is_err() {
+        if !self.is_held_by(hash, replica) {
             self.add(hash, replica);
         }
     }

@@ -102,6 +102,8 @@ pub struct RouterConfig {
     pub request_weight: u64,
     /// Tokens per block of the replicas' prefix caches, for [`Route::Prefix`].
     pub block_size: u32,
+    /// Whether prefix hits end at checkpoints of recurrent states, for [`Route::Prefix`].
+    pub ends_at_checkpoints: bool,
     /// The imbalance that [`Route::Prefix`] tolerates.
     pub imbalance: Imbalance,
     /// [`Route::Prefix`] routes a request to a replica that is still computing its prefix if the
@@ -113,7 +115,14 @@ pub struct RouterConfig {
 impl RouterConfig {
     /// The default configuration of a policy.
     pub fn new(route: Route) -> Self {
-        Self { route, request_weight: 0, block_size: 16, imbalance: Imbalance::default(), gather_at: 24 }
+        Self {
+            route,
+            request_weight: 0,
+            block_size: 16,
+            ends_at_checkpoints: false,
+            imbalance: Imbalance::default(),
+            gather_at: 24,
+        }
     }
 }
 

@@ -11,11 +11,16 @@
 //! 2. Of the replicas that hold the longest prefix, pick the least loaded, if it is within the
 //!    [`Imbalance`](crate::Imbalance). Otherwise find the longest shorter prefix with such a
 //!    replica, by binary search: the holders of a prefix also hold all shorter ones.
+//!
+//!    With recurrent states ([`RouterConfig::ends_at_checkpoints`]) a replica holds a prefix only if
+//!    it has a checkpoint at its end, and all shorter ones are searched. Blocks of outstanding
+//!    prompts count without a checkpoint: the position of the next one is not known before the
+//!    prompt is computed.
 //! 3. If there is none, pick the session's replica if it is within the imbalance, else the least
 //!    loaded.
 //!
 //! Cost of a pick: linear in the prompt and O(log n) in n replicas; [`Route::Prefix`] also searches
-//! holders by load, about O(√n) per binary-search step. Invariant: every `Charge` is released
+//! holders by load, about O(√n) per binary-search step or block with a checkpoint. Invariant: every `Charge` is released
 //! exactly once, when its request has ended or could not be sent. Guarded by `replicas/tests.rs`,
 //! against a naive model.
 
@@ -24,6 +29,7 @@ use crate::replicas::prefix_map::PrefixMap;
 use crate::replicas::route::{Route, RouteError, RouteRequest, RouterConfig};
 use crate::replicas::session_map::SessionMap;
 use kvasir_kv::{KvEvent, prefix_hashes};
+use std::cmp::Reverse;
 
 /// The load charged for one request. Pass it to [`Router::release`] once, when the request has
 /// ended or could not be sent.
@@ -43,6 +49,15 @@ impl Charge {
     }
 }
 
+/// A prefix that a replica holds. The best one compares lowest: the longest, on the least loaded
+/// replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct HeldPrefix {
+    blocks: Reverse<usize>,
+    load: LoadKey,
+    replica: u32,
+}
+
 /// Router over replicas.
 #[derive(Clone, Debug)]
 pub struct Router {
@@ -54,6 +69,8 @@ pub struct Router {
     start: usize,
     /// Blocks in the replicas' prefix caches.
     stored: PrefixMap,
+    /// Blocks at whose end the replicas have a checkpoint.
+    checkpoints: PrefixMap,
     /// Blocks of outstanding prompts.
     expected: PrefixMap,
     sessions: SessionMap,
@@ -80,6 +97,7 @@ impl Router {
             order,
             start: 0,
             stored: PrefixMap::default(),
+            checkpoints: PrefixMap::default(),
             expected: PrefixMap::default(),
             sessions: SessionMap::default(),
             hashes: Vec::new(),
@@ -133,16 +151,24 @@ impl Router {
             KvEvent::BlockRemoved { hashes } => {
                 hashes.iter().for_each(|&hash| self.stored.remove(hash, replica));
             }
-            KvEvent::AllBlocksCleared => self.stored.clear(replica),
+            KvEvent::CheckpointStored { hash } => self.checkpoints.set(*hash, replica),
+            KvEvent::CheckpointRemoved { hash } => self.checkpoints.remove(*hash, replica),
+            KvEvent::AllBlocksCleared => {
+                self.stored.clear(replica);
+                self.checkpoints.clear(replica);
+            }
         }
     }
 
-    /// Number of leading blocks of a prompt that a replica holds, according to its KV events. 0
+    /// Number of leading blocks of a prompt that a replica can reuse, according to its KV events. 0
     /// unless the policy is [`Route::Prefix`].
     pub(crate) fn held_blocks(&self, replica: usize, request: &RouteRequest<'_>) -> u32 {
+        let replica = replica as u32;
         let hashes = prefix_hashes(request.prompt, request.salt, self.config.block_size);
-        let is_held = |hash: &u64| self.stored.holders(*hash).binary_search(&(replica as u32)).is_ok();
-        hashes.take_while(is_held).count() as u32
+        let held = (1..).zip(hashes.take_while(|hash| self.stored.is_held_by(*hash, replica)));
+        let is_end =
+            |hash: u64| !self.config.ends_at_checkpoints || self.checkpoints.is_held_by(hash, replica);
+        held.filter(|(_, hash)| is_end(*hash)).last().map_or(0, |(blocks, _)| blocks)
     }
 
     /// Forgets the blocks of a replica that restarts with an empty prefix cache.
@@ -231,14 +257,24 @@ impl Router {
     fn longest_prefix(&self) -> Option<(usize, usize)> {
         let gathers = self.least_requests() >= self.config.gather_at;
         let expected = |hash| if gathers { self.expected.holders(hash) } else { &[] };
-        let is_held = |hash: &u64| !self.stored.holders(*hash).is_empty() || !expected(*hash).is_empty();
-        let matched = self.hashes.iter().take_while(|hash| is_held(hash)).count();
-        let max_requests = self.max_requests();
+        let found = if self.config.ends_at_checkpoints {
+            let found = [self.longest_checkpoint(), self.longest_held(|hash| [&[], expected(hash)])];
+            found.into_iter().flatten().min()
+        } else {
+            self.longest_held(|hash| [self.stored.holders(hash), expected(hash)])
+        };
+        found.map(|held| (held.replica as usize, held.blocks.0))
+    }
+
+    /// The longest prefix that one of its `holders` within the imbalance holds. The holders of a
+    /// prefix must also hold all shorter ones.
+    fn longest_held<'a>(&self, holders: impl Fn(u64) -> [&'a [u32]; 2]) -> Option<HeldPrefix> {
+        let is_held = |hash: &&u64| holders(**hash).iter().any(|of| !of.is_empty());
+        let matched = self.hashes.iter().take_while(is_held).count();
         let holder = |blocks: usize| {
-            let hash = *self.hashes.get(blocks.checked_sub(1)?)?;
-            let holders = [self.stored.holders(hash), expected(hash)];
-            let least = holders.into_iter().filter_map(|of| self.least_loaded_of(of)).min()?;
-            Some((least.1 as usize, blocks)).filter(|_| least.0.0 <= max_requests)
+            let holders = holders(*self.hashes.get(blocks.checked_sub(1)?)?);
+            let least = holders.into_iter().filter_map(|of| self.least_loaded_of(of, |_| true)).min()?;
+            self.within_imbalance(blocks, least)
         };
         let mut best = holder(matched);
         if best.is_none() {
@@ -256,15 +292,35 @@ impl Router {
         best
     }
 
-    /// The least loaded available replica of a sorted list. A list longer than √n of the n
-    /// available replicas is searched in load order up to the first holder; a shorter one is
-    /// scanned.
-    fn least_loaded_of(&self, holders: &[u32]) -> Option<(LoadKey, u32)> {
+    /// The longest prefix with a checkpoint at its end that a replica within the imbalance holds.
+    fn longest_checkpoint(&self) -> Option<HeldPrefix> {
+        let is_held = |hash: &u64| !self.stored.holders(*hash).is_empty();
+        let matched = self.hashes.iter().take_while(|hash| is_held(hash)).count();
+        (1..=matched).rev().find_map(|blocks| {
+            let hash = self.hashes[blocks - 1];
+            let is_stored = |replica| self.stored.is_held_by(hash, replica);
+            let least = self.least_loaded_of(self.checkpoints.holders(hash), is_stored)?;
+            self.within_imbalance(blocks, least)
+        })
+    }
+
+    /// The prefix of `blocks` blocks on a replica, if that is within the imbalance.
+    fn within_imbalance(&self, blocks: usize, (load, replica): (LoadKey, u32)) -> Option<HeldPrefix> {
+        let blocks = Reverse(blocks);
+        Some(HeldPrefix { blocks, load, replica }).filter(|held| held.load.0 <= self.max_requests())
+    }
+
+    /// The least loaded available replica of a sorted list that `is_usable` accepts. A list longer
+    /// than √n of the n available replicas is searched in load order up to the first holder; a
+    /// shorter one is scanned.
+    fn least_loaded_of(&self, holders: &[u32], is_usable: impl Fn(u32) -> bool) -> Option<(LoadKey, u32)> {
         let available = self.order.len();
         if holders.len().saturating_mul(holders.len()) > available {
-            return self.order.iter().find(|(_, replica)| holders.binary_search(replica).is_ok());
+            let is_holder = |replica| holders.binary_search(&replica).is_ok() && is_usable(replica);
+            return self.order.iter().find(|(_, replica)| is_holder(*replica));
         }
-        let keyed = holders.iter().map(|&replica| (self.key_of(replica), replica));
+        let usable = holders.iter().copied().filter(|&replica| is_usable(replica));
+        let keyed = usable.map(|replica| (self.key_of(replica), replica));
         keyed.filter(|&(key, replica)| self.order.contains(key, replica)).min()
     }
 

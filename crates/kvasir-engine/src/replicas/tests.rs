@@ -158,6 +158,36 @@ fn an_overloaded_replica_is_not_chosen_for_its_prefix() {
     assert_eq!(router.known_blocks(), 4);
 }
 
+#[test]
+fn a_longer_match_with_an_earlier_checkpoint_loses() {
+    let config =
+        RouterConfig { block_size: 2, ends_at_checkpoints: true, ..RouterConfig::new(Route::Prefix) };
+    let mut router = Router::new(config, 2);
+    let prompt: Vec<Token> = (0..20).collect();
+    let hashes: Vec<u64> = prefix_hashes(&prompt, 0, 2).collect();
+    let request = RouteRequest::new(&prompt, 0);
+    router.apply(0, &stored(&prompt[..18]));
+    router.apply(1, &stored(&prompt[..12]));
+    let pick = |router: &mut Router| {
+        let charge = router.pick(&request).unwrap();
+        let replica = charge.replica();
+        router.release(charge);
+        (replica, [0, 1].map(|replica| router.held_blocks(replica, &request)))
+    };
+    assert_eq!(pick(&mut router), (0, [0, 0]), "without a checkpoint, no replica can reuse anything");
+    router.apply(0, &KvEvent::CheckpointStored { hash: hashes[3] });
+    router.apply(1, &KvEvent::CheckpointStored { hash: hashes[4] });
+    assert_eq!([pick(&mut router), pick(&mut router)], [(1, [4, 5]); 2]);
+    // A checkpoint behind the replica's own blocks is unreachable.
+    router.apply(1, &KvEvent::CheckpointStored { hash: hashes[7] });
+    assert_eq!(pick(&mut router), (1, [4, 5]));
+    router.apply(1, &KvEvent::CheckpointRemoved { hash: hashes[4] });
+    assert_eq!(pick(&mut router), (0, [4, 0]));
+    router.restarted(0);
+    router.apply(0, &stored(&prompt[..18]));
+    assert_eq!(router.held_blocks(0, &request), 0, "a restart removes the checkpoints, too");
+}
+
 /// A routed request of the model.
 struct Outstanding {
     charge: Charge,
@@ -171,6 +201,8 @@ struct Naive {
     available: Vec<bool>,
     /// Prefixes of whole blocks in the cache of each replica.
     stored: Vec<HashSet<Vec<Token>>>,
+    /// Prefixes with a checkpoint at their end, by replica.
+    checkpoints: Vec<HashSet<Vec<Token>>>,
     outstanding: Vec<Outstanding>,
     sessions: HashMap<SessionId, usize>,
     start: usize,
@@ -205,8 +237,10 @@ impl Naive {
         let own = request.session.and_then(|session| self.sessions.get(&session).copied()).filter(available);
         if config.route == Route::Prefix {
             for prefix in prefixes(request.prompt).rev() {
-                let holds =
-                    |r: &usize| self.stored[*r].contains(prefix) || gathers && self.is_in_use(*r, prefix);
+                let is_end = |r: usize| !config.ends_at_checkpoints || self.checkpoints[r].contains(prefix);
+                let holds = |r: &usize| {
+                    self.stored[*r].contains(prefix) && is_end(*r) || gathers && self.is_in_use(*r, prefix)
+                };
                 let best = all().filter(holds).filter(fits).min_by_key(|&replica| (key(replica), replica));
                 if best.is_some() {
                     return best;
@@ -236,6 +270,7 @@ fn picks_equal_those_of_a_naive_model() {
         let config = RouterConfig {
             request_weight: random.below(9),
             block_size: BLOCK as u32,
+            ends_at_checkpoints: seed % 3 == 0,
             gather_at: random.below(4),
             imbalance: Imbalance { requests: random.below(6), factor: 1.0 + random.below(3) as f64 / 2.0 },
             ..RouterConfig::new(Route::ALL[seed as usize % Route::ALL.len()])
@@ -245,6 +280,7 @@ fn picks_equal_those_of_a_naive_model() {
             loads: vec![Load::default(); replicas],
             available: vec![true; replicas],
             stored: vec![HashSet::new(); replicas],
+            checkpoints: vec![HashSet::new(); replicas],
             ..Naive::default()
         };
         for _ in 0..200 {
@@ -262,7 +298,7 @@ fn picks_equal_those_of_a_naive_model() {
 
 fn step(router: &mut Router, naive: &mut Naive, random: &mut Random) {
     let replica = random.below(naive.loads.len() as u64) as usize;
-    match random.below(20) {
+    match random.below(21) {
         0..10 => {
             let prompt: Vec<Token> = (0..1 + random.below(16)).map(|_| random.below(2) as Token).collect();
             let session = Some(SessionId(random.below(5))).filter(|session| session.0 > 0);
@@ -292,11 +328,28 @@ fn step(router: &mut Router, naive: &mut Naive, random: &mut Random) {
             }
         }
         18 => {
+            let (key, of) =
+                (random.below(u64::MAX), |prefix: &[Token]| prefix_hashes(prefix, 0, BLOCK as u32).last());
+            let prefix =
+                naive.stored[replica].iter().min_by_key(|prefix| of(prefix).unwrap_or_default() ^ key);
+            let Some((prefix, hash)) = prefix.and_then(|prefix| Some((prefix.clone(), of(prefix)?))) else {
+                return;
+            };
+            let event = if naive.checkpoints[replica].remove(&prefix) {
+                KvEvent::CheckpointRemoved { hash }
+            } else {
+                naive.checkpoints[replica].insert(prefix);
+                KvEvent::CheckpointStored { hash }
+            };
+            router.apply(replica, &event);
+        }
+        19 => {
             naive.available[replica] = !naive.available[replica];
             router.set_available(replica, naive.available[replica]);
         }
         _ if !naive.outstanding.iter().any(|one| one.charge.replica() == replica) => {
             naive.stored[replica].clear();
+            naive.checkpoints[replica].clear();
             router.restarted(replica);
         }
         _ => {}

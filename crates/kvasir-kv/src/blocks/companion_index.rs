@@ -164,6 +164,10 @@ impl Index for CompanionIndex {
         self.companions.get(block as usize).and_then(|companion| companion.anchor)
     }
 
+    fn block_hash(&self, _block: BlockId) -> Option<u64> {
+        None
+    }
+
     fn unpublished_anchors(&mut self) -> &mut UnpublishedAnchors {
         &mut self.unpublished
     }

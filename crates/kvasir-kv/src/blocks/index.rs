@@ -90,6 +90,8 @@ pub trait Index: Send {
     }
     /// The anchor of a block, if it is published.
     fn anchor(&self, block: BlockId) -> Option<Anchor>;
+    /// The chained hash of a block with its prefix, if it is published.
+    fn block_hash(&self, block: BlockId) -> Option<u64>;
     /// The anchors whose content lookups no longer find.
     fn unpublished_anchors(&mut self) -> &mut UnpublishedAnchors;
     /// Whether a block is published, and so must not be written.

@@ -126,6 +126,11 @@ impl MissHistory {
         self.index(block);
     }
 
+    /// The chained hash of a published block.
+    pub(crate) fn hash_of(&self, block: BlockId) -> u64 {
+        self.blocks[block as usize].hash
+    }
+
     /// Records the eviction of a published block.
     pub(crate) fn on_evict(&mut self, block: BlockId) {
         let evicted = std::mem::take(&mut self.blocks[block as usize]);

@@ -102,6 +102,11 @@ impl<I: Index> Anchors for BlockCache<I> {
         Ok(block.and_then(|block| self.ledger.index.anchor(block)))
     }
 
+    fn hash_of(&self, seq: SeqId, block: u32) -> Result<Option<u64>, CacheError> {
+        let block = self.seqs.get(seq)?.block(block);
+        Ok(block.and_then(|block| self.ledger.index.block_hash(block)))
+    }
+
     fn record_unpublished(&mut self) {
         self.ledger.index.unpublished_anchors().record();
     }

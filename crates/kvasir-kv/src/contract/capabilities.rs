@@ -222,6 +222,9 @@ pub trait Anchors {
     fn matched(&self, into: &mut Vec<Anchor>);
     /// The anchor of the block of `seq` with index `block`, if the block is published.
     fn anchor_of(&self, seq: SeqId, block: u32) -> Result<Option<Anchor>, CacheError>;
+    /// The hash of the block of `seq` with index `block`, as in [`KvEvent`], if the block is
+    /// published.
+    fn hash_of(&self, seq: SeqId, block: u32) -> Result<Option<u64>, CacheError>;
     /// Starts recording the anchors that become invalid.
     fn record_unpublished(&mut self);
     /// Appends the anchors that became invalid since the last call. Their numbers may be used again

@@ -2,14 +2,16 @@
 //! mirrors the contents of a cache.
 //!
 //! A mirror that starts empty and applies all events in order holds exactly the prefixes that
-//! `Prefix::lookup` can hit. If the log overflows before its events are taken, `AllBlocksCleared`
-//! and events that store the current contents replace them. Guarded by `tests/shadow` and
-//! `tests/event_overflow.rs`.
+//! `Prefix::lookup` can hit. With recurrent states, a hit ends at the last block of such a prefix
+//! that has a checkpoint. If the log overflows before its events are taken, `AllBlocksCleared` and
+//! events that store the current contents replace them. Guarded by `tests/shadow`,
+//! `tests/event_overflow.rs` and `tests/states/mirror.rs`.
 
 use crate::contract::ids::Token;
 use serde::{Deserialize, Serialize};
 
-/// A change of the prefix cache, with the fields of vLLM's KV events. Hashes are those of
+/// A change of the prefix cache, with the fields of vLLM's KV events, which know no checkpoints.
+/// Hashes are those of
 /// [`prefix_hashes`](crate::prefix_hashes).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvEvent {
@@ -33,6 +35,17 @@ pub enum KvEvent {
         /// Their hashes.
         hashes: Vec<u64>,
     },
-    /// The whole prefix cache was dropped.
+    /// A checkpoint of the recurrent state can be found at the end of a block. A `BlockRemoved`
+    /// of the block may precede the checkpoint's own removal.
+    CheckpointStored {
+        /// Hash of the block.
+        hash: u64,
+    },
+    /// Lookups no longer find a checkpoint at the end of this block.
+    CheckpointRemoved {
+        /// Hash of the block.
+        hash: u64,
+    },
+    /// The whole prefix cache was dropped, checkpoints included.
     AllBlocksCleared,
 }

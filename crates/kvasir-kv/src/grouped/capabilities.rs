@@ -11,6 +11,7 @@ use crate::contract::kv_event::KvEvent;
 use crate::contract::short_hit::ShortHit;
 use crate::contract::usage::BlockUse;
 use crate::grouped::Grouped;
+use crate::grouped::states::group::StateGroup;
 use crate::shared::rewind_target::check_rewind_target;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -306,7 +307,7 @@ impl Prefix for Grouped {
             window.link(seq, published, anchor_of)?;
         }
         if let Some(states) = &mut self.states {
-            states.link(seq, published, anchor_of);
+            states.link(seq, published, anchor_of, |block| anchors.hash_of(seq, block).ok().flatten());
         }
         Ok(())
     }
@@ -328,12 +329,19 @@ impl Prefix for Grouped {
     fn record_events(&mut self) -> Result<(), CacheError> {
         self.primary.prefix()?.record_events()?;
         self.unlink_evicted();
+        self.states.iter_mut().for_each(StateGroup::record_events);
         Ok(())
     }
 
     fn take_events(&mut self, into: &mut Vec<KvEvent>) {
+        self.unlink_evicted();
+        let from = into.len();
         if let Ok(prefix) = self.primary.prefix() {
             prefix.take_events(into);
+        }
+        if let Some(states) = &mut self.states {
+            let is_cleared = into[from..].contains(&KvEvent::AllBlocksCleared);
+            states.take_events(is_cleared, into);
         }
     }
 }

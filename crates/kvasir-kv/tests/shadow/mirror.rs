@@ -38,6 +38,9 @@ impl Mirror {
                     self.removed += 1;
                 }
             }
+            KvEvent::CheckpointStored { .. } | KvEvent::CheckpointRemoved { .. } => {
+                panic!("no recurrent states")
+            }
             KvEvent::AllBlocksCleared => self.blocks.clear(),
         }
     }

@@ -123,3 +123,9 @@ impl StateDevice {
         }
     }
 }
+
+#[test]
+fn a_state_digest_depends_on_the_order_of_tokens() {
+    assert_ne!(State::of(&[1, 2]), State::of(&[2, 1]));
+    assert_eq!(State::of(&[1, 2]), State::of(&[1]).after(2));
+}

@@ -277,6 +277,10 @@ impl Index for HashIndex {
         self.is_published(block).then(|| Anchor(self.contents[block as usize].number))
     }
 
+    fn block_hash(&self, block: BlockId) -> Option<u64> {
+        self.hash_of(block)
+    }
+
     fn unpublished_anchors(&mut self) -> &mut UnpublishedAnchors {
         &mut self.unpublished
     }

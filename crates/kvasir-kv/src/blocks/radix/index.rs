@@ -170,6 +170,10 @@ impl Index for RadixIndex {
         self.is_published(block).then(|| anchor_of(block))
     }
 
+    fn block_hash(&self, block: BlockId) -> Option<u64> {
+        self.is_published(block).then(|| self.history.hash_of(block))
+    }
+
     fn unpublished_anchors(&mut self) -> &mut UnpublishedAnchors {
         &mut self.unpublished
     }

@@ -20,7 +20,9 @@
 
 use crate::contract::group::{Anchor, RecomputeCosts};
 use crate::contract::ids::{Position, Slot};
+use crate::contract::kv_event::KvEvent;
 use crate::grouped::states::checkpoint::Checkpoint;
+use crate::grouped::states::checkpoint_log::CheckpointLog;
 use crate::shared::id_set::IdSet;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{HashMap, HashSet};
@@ -72,6 +74,8 @@ pub(crate) struct StateLedger {
     /// Number of checkpoints stored so far. Numbers the checkpoints and measures their ages.
     stored: u64,
     pub(crate) costs: RecomputeCosts,
+    /// KV events, if they are recorded.
+    log: Option<Box<CheckpointLog>>,
 }
 
 impl StateLedger {
@@ -87,6 +91,7 @@ impl StateLedger {
             max_checkpoints,
             stored: 0,
             costs: RecomputeCosts::default(),
+            log: None,
         }
     }
 
@@ -233,7 +238,7 @@ impl StateLedger {
     fn remove_checkpoint(&mut self, slot: Slot) {
         let StateSlot { anchor, previous, .. } = self.slots[slot as usize];
         if let Some(anchor) = anchor {
-            self.by_anchor.remove(&anchor);
+            self.remove_link(anchor);
         }
         for state in &mut self.slots {
             if state.previous == Some(slot) {
@@ -306,12 +311,38 @@ impl StateLedger {
     }
 
     /// Makes a checkpoint findable through an anchor. Does nothing if either is linked already.
-    pub(crate) fn link(&mut self, slot: Slot, anchor: Anchor) {
+    /// `hash` returns the hash of the anchor's block.
+    pub(crate) fn link(&mut self, slot: Slot, anchor: Anchor, hash: impl FnOnce() -> Option<u64>) {
         let state = &mut self.slots[slot as usize];
         if state.anchor.is_none() && !self.by_anchor.contains_key(&anchor) {
             state.anchor = Some(anchor);
             self.by_anchor.insert(anchor, slot);
             self.evicted.remove(&anchor);
+            if let Some(log) = &mut self.log
+                && let Some(hash) = hash()
+            {
+                log.on_link(anchor, hash);
+            }
+        }
+    }
+
+    /// Removes an anchor from the map. Returns the slot of its checkpoint.
+    fn remove_link(&mut self, anchor: Anchor) -> Option<Slot> {
+        let slot = self.by_anchor.remove(&anchor)?;
+        self.log.iter_mut().for_each(|log| log.on_unlink(anchor));
+        Some(slot)
+    }
+
+    /// Starts recording KV events. No checkpoint may be linked.
+    pub(crate) fn record_events(&mut self) {
+        debug_assert!(self.by_anchor.is_empty());
+        self.log.get_or_insert_default();
+    }
+
+    /// Appends the recorded KV events to `into`; see [`CheckpointLog::take`].
+    pub(crate) fn take_events(&mut self, is_cleared: bool, into: &mut Vec<KvEvent>) {
+        if let Some(log) = &mut self.log {
+            log.take(is_cleared, into);
         }
     }
 
@@ -319,7 +350,7 @@ impl StateLedger {
     /// has no owners.
     pub(crate) fn unlink(&mut self, anchor: Anchor) {
         self.evicted.remove(&anchor);
-        if let Some(slot) = self.by_anchor.remove(&anchor) {
+        if let Some(slot) = self.remove_link(anchor) {
             self.slots[slot as usize].anchor = None;
             self.free_if_unused(slot);
         }
@@ -410,7 +441,7 @@ mod tests {
         let mut stored: Vec<Checkpoint> = Vec::new();
         for &position in positions {
             let checkpoint = ledger.store(position, stored.last()).unwrap();
-            ledger.link(checkpoint.slot, Anchor(u64::from(position)));
+            ledger.link(checkpoint.slot, Anchor(u64::from(position)), || None);
             ledger.remove_owner(checkpoint.slot);
             stored.push(checkpoint);
         }

@@ -7,7 +7,7 @@
 //!
 //! Files in reading order:
 //!
-//! 1. `checkpoint`: a reference to a saved state.
+//! 1. `checkpoint`: a reference to a saved state; `checkpoint_log`: the KV events of checkpoints.
 //! 2. `ledger`: reference counts and anchors of the slots, and the eviction of checkpoints.
 //! 3. `tail_pool`: allocates the tails, one per sequence with a live state.
 //! 4. `sequence`: the live state, checkpoints and marks of a sequence, and where its steps store
@@ -20,6 +20,7 @@
 
 mod check;
 pub(crate) mod checkpoint;
+pub(crate) mod checkpoint_log;
 pub(crate) mod group;
 pub(crate) mod in_flight;
 pub(crate) mod ledger;

@@ -6,6 +6,7 @@
 
 use crate::contract::group::Anchor;
 use crate::contract::ids::{Position, SeqId};
+use crate::contract::kv_event::KvEvent;
 use crate::contract::short_hit::ShortHit;
 use crate::grouped::states::checkpoint::Checkpoint;
 use crate::grouped::states::group::StateGroup;
@@ -64,8 +65,14 @@ impl StateGroup {
     }
 
     /// Links the checkpoints of a sequence up to `published` to the anchors of their blocks.
-    /// `anchor` returns the anchor of the sequence's block of a number.
-    pub(crate) fn link(&mut self, seq: SeqId, published: Position, anchor: impl Fn(u32) -> Option<Anchor>) {
+    /// `anchor` and `hash` return those of the sequence's block of a number.
+    pub(crate) fn link(
+        &mut self,
+        seq: SeqId,
+        published: Position,
+        anchor: impl Fn(u32) -> Option<Anchor>,
+        hash: impl Fn(u32) -> Option<u64>,
+    ) {
         let Self { ledger, seqs, in_flight, spacing, .. } = self;
         let Some(sequence) = seqs.get_mut(seq) else { return };
         let pending_writes = in_flight.pending_writes(seq);
@@ -76,9 +83,10 @@ impl StateGroup {
             if !is_published || !ledger.is_written(checkpoint, &pending_writes) {
                 continue;
             }
-            let Some(anchor) = anchor(checkpoint.position / spacing.block_size - 1) else { continue };
+            let block = checkpoint.position / spacing.block_size - 1;
+            let Some(anchor) = anchor(block) else { continue };
             match ledger.find(anchor) {
-                None => ledger.link(checkpoint.slot, anchor),
+                None => ledger.link(checkpoint.slot, anchor, || hash(block)),
                 // Another checkpoint of the same prefix is linked: use it instead of this
                 // duplicate.
                 Some(linked) if linked.slot != checkpoint.slot && live_slot != Some(checkpoint.slot) => {
@@ -90,6 +98,16 @@ impl StateGroup {
                 Some(_) => {}
             }
         }
+    }
+
+    /// Starts recording KV events.
+    pub(crate) fn record_events(&mut self) {
+        self.ledger.record_events();
+    }
+
+    /// Appends the recorded KV events to `into`. With `is_cleared`, stores all checkpoints again.
+    pub(crate) fn take_events(&mut self, is_cleared: bool, into: &mut Vec<KvEvent>) {
+        self.ledger.take_events(is_cleared, into);
     }
 
     /// Removes the links of anchors whose blocks left the prefix cache.
