@@ -39,6 +39,7 @@ pub use exec::executor::{CpuExecutor, Limits};
 pub use exec::model::{CpuModel, LoadOptions};
 pub use isa::features::Isa;
 pub use limits::machine_limits::{LimitsMeter, MachineLimits};
+pub use memory::frozen_pool::FrozenPool;
 pub use memory::kv_pool::Pool;
 pub use memory::kv_pool::kv_type::KvType;
 pub use threads::pool::ThreadPool;

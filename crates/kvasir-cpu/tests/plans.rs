@@ -5,7 +5,7 @@
 //! - An explicit mask in place of each.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Pool};
+use kvasir_cpu::{CpuExecutor, CpuModel, FrozenPool, KvType, Limits, Pool};
 use kvasir_exec::{Step, StepError};
 use kvasir_kv::{
     Cache, Cells, Contiguous, Lowering, Paged, Plan, PoolId, Rings, SeqId, StepId, Token, TreeCache,
@@ -129,7 +129,7 @@ fn a_frozen_prefix_in_front() {
             LayerFacts { kv_heads: 1, key_dim, value_dim, window: facts.window.or(Some(7)), ..*facts }
         };
         let layers: Vec<LayerFacts> = model.program().layers.iter().map(other).collect();
-        let stranger = Arc::new(Pool::new(&layers, kv, 512).unwrap());
+        let stranger = FrozenPool::from(Arc::new(Pool::new(&layers, kv, 512).unwrap()));
         assert!(second.attach(PoolId(7), stranger).unwrap_err().contains("another model"));
         second.attach(PoolId(7), first.into_pool()).unwrap();
         same(&about, &run(&mut second, &mut fork, 2, &[row_input(seq, &all[69..72])]), &wanted[69..72]);

@@ -3,7 +3,8 @@
 //!
 //! A step is valid if the following holds for every row except dummy rows:
 //!
-//! - `from`, `to`, the tail and the slots of saves are in the pool, and a tail has room for the
+//! - `from`, `to`, the tail and the slots of saves are in the pool; `from` may also be in a frozen
+//!   pool that is attached, and a tail has room for the
 //!   `replay` tokens and for the draft tokens;
 //! - `replay <= commit <= inputs`, the inputs after `commit` are the row's drafts, and they form a
 //!   chain;
@@ -23,6 +24,8 @@ use kvasir_kv::{PlanRow, PoolId, Position, Slot, StateConfig, StateRow, StateSav
 #[derive(Clone, Debug)]
 pub struct StateRowValidator {
     config: StateConfig,
+    /// The frozen pools that rows may read, with their numbers of slots.
+    frozen: Vec<(PoolId, u32)>,
     /// Every slot that the step writes, with the index of its row.
     written: Vec<(Slot, usize)>,
     tails: Vec<Slot>,
@@ -31,7 +34,13 @@ pub struct StateRowValidator {
 impl StateRowValidator {
     /// Validates against a pool of this size.
     pub fn new(config: StateConfig) -> Self {
-        Self { config, written: Vec::new(), tails: Vec::new() }
+        Self { config, frozen: Vec::new(), written: Vec::new(), tails: Vec::new() }
+    }
+
+    /// Accepts rows that read a frozen pool of `slots` slots (the states of a shared prefix).
+    pub fn attach(&mut self, id: PoolId, slots: u32) {
+        self.frozen.retain(|(other, _)| *other != id);
+        self.frozen.push((id, slots));
     }
 
     /// Checks the state rows of a step that passed [`Step::check_sizes`]. Takes O(n log n) time for
@@ -82,10 +91,16 @@ impl StateRowValidator {
     ) -> Result<(), StepError> {
         let StateConfig { live, tail_rows, .. } = self.config;
         let slots = self.config.slots();
-        if let Some((pool, _)) = state.from.filter(|(pool, _)| *pool != PoolId(0)) {
-            return invalid(row, &format!("reads state pool {}, which is not attached", pool.0));
+        if let Some((pool, slot)) = state.from.filter(|(pool, _)| *pool != PoolId(0)) {
+            let Some((_, slots)) = self.frozen.iter().find(|(id, _)| *id == pool) else {
+                return invalid(row, &format!("reads state pool {}, which is not attached", pool.0));
+            };
+            if slot >= *slots {
+                let id = pool.0;
+                return invalid(row, &format!("reads state slot {slot} of pool {id}, which has {slots}"));
+            }
         }
-        let from = state.from.map(|(_, slot)| slot);
+        let from = state.own_from();
         let to = (state.commit > 0).then_some(state.to);
         if let Some(slot) =
             from.into_iter().chain(to).chain(saves.iter().map(|save| save.slot)).find(|slot| *slot >= slots)
@@ -144,7 +159,7 @@ impl StateRowValidator {
             return Err(StepError::Failed(format!("the step writes state slot {} twice", pair[0].0)));
         }
         for (at, row) in rows.iter().enumerate() {
-            let Some((_, from)) = row.from else { continue };
+            let Some(from) = row.own_from() else { continue };
             let writer = self.written.binary_search_by_key(&from, |(slot, _)| *slot);
             if writer.is_ok_and(|writer| self.written[writer].1 != at) {
                 return invalid(
@@ -214,6 +229,13 @@ mod tests {
         fork.plan.states.rows[0].from = Some((PoolId(0), 3));
         fork.plan.states.rows[1] = StateRow { from: Some((PoolId(0), 3)), ..fork.plan.states.rows[1] };
         assert_eq!(check(&fork), Ok(()), "two rows may read one checkpoint");
+        // Row 0 writes slot 0 of the executor's own pool.
+        fork.plan.states.rows[1].from = Some((PoolId(3), 0));
+        let mut validator = StateRowValidator::new(CONFIG);
+        validator.attach(PoolId(3), 1);
+        assert_eq!(validator.check(&fork), Ok(()), "a row may read a frozen pool");
+        fork.plan.states.rows[1].from = Some((PoolId(3), 1));
+        assert!(validator.check(&fork).unwrap_err().to_string().contains("slot 1 of pool 3, which has 1"));
     }
 
     #[test]

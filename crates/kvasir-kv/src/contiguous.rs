@@ -8,6 +8,7 @@
 use crate::contract::cache::{Cache, CacheShape, ClaimRow};
 use crate::contract::capabilities::{Inspect, MemoryHints, Rewind, VictimSearch, Victims};
 use crate::contract::error::CacheError;
+use crate::contract::frozen_rows::FrozenRows;
 use crate::contract::group::{GroupId, Slots};
 use crate::contract::ids::{BlockId, PoolId, Position, SeqId, StepId};
 use crate::contract::kind::CacheKind;
@@ -50,17 +51,6 @@ impl Contiguous {
     /// Retired rows: K and V computed.
     pub(crate) fn rows(&self) -> u32 {
         self.single.len()
-    }
-
-    /// Rows of the prefix that `freeze` would make, or why it is refused.
-    pub(crate) fn rows_to_freeze(&self) -> Result<u32, CacheError> {
-        match () {
-            () if self.single.is_in_flight() => Err(CacheError::InFlight),
-            () if self.shape.rings.is_some() => {
-                Err(CacheError::BadConfig("a cache with rings cannot be frozen"))
-            }
-            () => Ok(self.rows()),
-        }
     }
 }
 
@@ -140,6 +130,16 @@ impl Cache for Contiguous {
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {
         Ok(self)
     }
+
+    fn rows_to_freeze(&self) -> Result<FrozenRows, CacheError> {
+        match () {
+            () if self.single.is_in_flight() => Err(CacheError::InFlight),
+            () if self.shape.rings.is_some() => {
+                Err(CacheError::BadConfig("a cache with rings cannot be frozen"))
+            }
+            () => Ok(FrozenRows { rows: self.rows(), states: Vec::new() }),
+        }
+    }
 }
 
 impl Inspect for Contiguous {
@@ -171,7 +171,7 @@ impl Victims for Contiguous {
 }
 
 impl Rewind for Contiguous {
-    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+    fn rewind_floor(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         let length = self.claimed_len(seq)?;
         let lost = self.shape.rings.as_ref().map_or(0, |rings| rings.lowest_rewind(self.single.peak()));
         // A rewind to the current length drops nothing and is always possible.

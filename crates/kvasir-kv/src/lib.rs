@@ -76,6 +76,7 @@ pub use crate::contract::capabilities::{
     Anchors, Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
 pub use crate::contract::error::CacheError;
+pub use crate::contract::frozen_rows::FrozenRows;
 pub use crate::contract::group::{
     Anchor, GroupId, GroupKind, Groups, MAX_GROUPS, RecomputeCosts, Slots, StateConfig, WindowConfig,
 };

@@ -227,7 +227,7 @@ impl Victims for TreeCache {
 }
 
 impl Rewind for TreeCache {
-    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+    fn rewind_floor(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         check_rewind_target(to, 0..=self.claimed_len(seq)?)
     }
 

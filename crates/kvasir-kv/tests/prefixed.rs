@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used)]
 
 use kvasir_kv::{
-    Cache, CacheConfig, CacheError, CacheKind, ClaimRow, Contiguous, Inspect, Lookup, Plan, PoolId, Prefixed,
-    SeqId, SharedPrefix, StepId, Token, build,
+    Cache, CacheConfig, CacheError, CacheKind, ClaimRow, Contiguous, GroupId, Inspect, Lookup, Plan, PoolId,
+    Prefixed, SeqId, SharedPrefix, StateConfig, StateRow, StepId, Token, build,
 };
 use kvasir_testkit::Random;
 use proptest::prelude::*;
@@ -29,6 +29,23 @@ fn prefix() -> SharedPrefix {
     above.freeze(PoolId(8)).unwrap()
 }
 
+const STATES: StateConfig = StateConfig { live: 3, checkpoints: 6, tail_rows: 4, interval: 8 };
+
+/// The same with recurrent states at 40 and 64 and at its end.
+fn prefix_with_states() -> SharedPrefix {
+    let config = CacheConfig { states: Some(STATES), ..CacheConfig::new(64) };
+    let cache = || build(CacheKind::Contiguous, &config).unwrap();
+    let mut below = cache();
+    fill(&mut *below, 40);
+    let below = SharedPrefix::freeze(below, PoolId(7)).unwrap();
+    let mut above = below.under(cache()).unwrap();
+    let seq = above.open().unwrap();
+    above.mark_checkpoints(seq, &SharedPrefix::state_positions(ROWS)).unwrap();
+    above.claim(StepId(1), &[ClaimRow::new(seq, ROWS - 40)]).unwrap();
+    above.retire(StepId(1)).unwrap();
+    above.freeze(PoolId(8)).map_err(|refused| refused.1).unwrap()
+}
+
 fn config(kind: CacheKind) -> CacheConfig {
     let block_size = if kind.is_block_based() { 4 } else { 1 };
     CacheConfig { block_size, max_sequences: 6, ..CacheConfig::new(96) }
@@ -39,12 +56,15 @@ struct Twins {
     alone: Box<dyn Cache>,
     behind: Prefixed<dyn Cache>,
     base: u32,
+    has_states: bool,
     ids: Vec<SeqId>,
     step: u64,
     /// Steps in flight.
     claimed: Vec<u64>,
     plans: u32,
     explicit: u32,
+    /// Number of plans that read the prefix's state.
+    frozen: u32,
     /// Number of checks that found the last plan stale.
     staled: u32,
     /// The last plan of each.
@@ -52,13 +72,31 @@ struct Twins {
 }
 
 impl Twins {
-    fn new(kind: CacheKind, prefix: &SharedPrefix) -> Self {
-        let make = || build(kind, &config(kind)).unwrap();
+    fn new(kind: CacheKind, has_states: bool) -> Self {
+        let config = CacheConfig { states: has_states.then_some(STATES), ..config(kind) };
+        let make = || build(kind, &config).unwrap();
+        let prefix = if has_states { prefix_with_states() } else { prefix() };
         let behind = prefix.under(make()).unwrap();
         let base = behind.shape().base;
-        assert_eq!(base, ROWS / config(kind).block_size * config(kind).block_size);
+        let block = config.block_size;
+        // The last state at a multiple of 4 is at 64.
+        assert_eq!(base, if has_states && block == 4 { 64 } else { ROWS / block * block });
         let (ids, claimed, last) = (vec![], vec![], [Plan::default(), Plan::default()]);
-        Self { alone: make(), behind, base, ids, step: 0, claimed, plans: 0, explicit: 0, staled: 0, last }
+        let alone = make();
+        Self {
+            alone,
+            behind,
+            base,
+            has_states,
+            ids,
+            step: 0,
+            claimed,
+            plans: 0,
+            explicit: 0,
+            frozen: 0,
+            staled: 0,
+            last,
+        }
     }
 
     /// Runs an operation on both, which must agree on the result or both refuse.
@@ -124,6 +162,17 @@ impl Twins {
                 let chain: &[u32] = if c.is_multiple_of(2) { &[0] } else { &[] };
                 cache.tree()?.commit(seq, chain).map(<[_]>::to_vec)
             })),
+            30..=31 => {
+                self.both("mark", |cache, up| cache.mark_checkpoints(seq, &[b % 60 + up]));
+            }
+            32 => {
+                self.both("floor", |cache, up| Ok(cache.rewind()?.rewind_floor(seq, b % 24 + up)? - up));
+            }
+            33 => {
+                self.both("rewind to checkpoint", |cache, up| {
+                    Ok(cache.rewind()?.rewind_to_checkpoint(seq, b % 24 + up)? - up)
+                });
+            }
             29 if self.claimed.is_empty() => drop(self.both("compact", |cache, _| cache.compact())),
             _ => {}
         }
@@ -131,8 +180,10 @@ impl Twins {
     }
 
     fn claim(&mut self, seq: SeqId, other: SeqId, c: u32) {
+        let has_states = self.has_states;
         let rows = |tokens: u32| {
-            let row = |seq| ClaimRow::new(seq, tokens);
+            let drafts = if has_states { (c / 7 % 3).min(tokens - 1) } else { 0 };
+            let row = |seq| ClaimRow { drafts, ..ClaimRow::new(seq, tokens) };
             if seq == other || c.is_multiple_of(3) { vec![row(seq)] } else { vec![row(seq), row(other)] }
         };
         // A frontier must be claimed as a whole, so several sizes are tried.
@@ -168,11 +219,23 @@ impl Twins {
             }
             self.explicit += u32::from(matches!(b.mask, kvasir_kv::Mask::Explicit { .. }));
         }
+        let (mut from_zero, states) = (alone.states, behind.states.clone());
+        let frozen = states.rows.iter().filter_map(|row| row.from).find(|(pool, _)| *pool != PoolId(0));
+        assert!(frozen.is_none_or(|(pool, _)| pool == PoolId(8)), "the state is the prefix's");
+        from_zero.rows.iter_mut().for_each(|row| row.from = row.from.or(frozen));
+        assert_eq!(from_zero, states);
+        assert_eq!(self.has_states, !states.is_empty());
+        let starts = |row: &StateRow| row.from.is_none();
+        assert!(!states.rows.iter().any(starts), "a sequence starts from the prefix's state");
+        self.frozen += u32::from(frozen.is_some());
+        alone.states = from_zero;
         self.last = [alone, behind];
     }
 
     fn compare(&mut self) {
         assert_eq!(self.alone.usage(), self.behind.usage());
+        let group = GroupId(1);
+        assert_eq!(self.alone.usage_of(group), self.behind.usage_of(group));
         let (a, b) = (&self.alone, &self.behind);
         for seq in &self.ids {
             let up = |length: Result<u32, CacheError>| length.map(|length| length + self.base);
@@ -189,9 +252,10 @@ proptest! {
     #[test]
     fn a_shared_prefix_changes_no_cache_behavior(
         kind in 0..CacheKind::ALL.len(),
-        verbs in proptest::collection::vec((0u8..30, 0u32..1000, 0u32..1000, 0u32..1000), 20..90),
+        has_states in proptest::bool::ANY,
+        verbs in proptest::collection::vec((0u8..34, 0u32..1000, 0u32..1000, 0u32..1000), 20..90),
     ) {
-        let mut twins = Twins::new(CacheKind::ALL[kind], &prefix());
+        let mut twins = Twins::new(CacheKind::ALL[kind], has_states);
         verbs.into_iter().for_each(|verb| twins.verb(verb));
     }
 }
@@ -201,11 +265,19 @@ fn random_operations_cover_trees_and_plans() {
     let mut random = Random::new(1);
     let mut below = |n: u32| random.below(n.into()) as u32;
     for kind in CacheKind::ALL {
-        let mut twins = Twins::new(*kind, &prefix());
-        (0..600).for_each(|_| twins.verb((below(30) as u8, below(1000), below(1000), below(1000))));
-        assert!(twins.plans > 20, "{kind}: {} plans", twins.plans);
-        assert!(twins.staled > 20, "{kind}: {} looks at a stale plan", twins.staled);
-        assert!(*kind == CacheKind::Contiguous || twins.explicit > 0, "{kind} ran no tree");
+        for has_states in [false, true] {
+            let mut twins = Twins::new(*kind, has_states);
+            (0..600).for_each(|_| twins.verb((below(34) as u8, below(1000), below(1000), below(1000))));
+            assert!(twins.plans > 20, "{kind}: {} plans", twins.plans);
+            assert!(twins.staled > 20, "{kind}: {} looks at a stale plan", twins.staled);
+            assert!(*kind == CacheKind::Contiguous || has_states || twins.explicit > 0, "{kind} ran no tree");
+            assert_eq!(
+                twins.frozen > 5,
+                has_states,
+                "{kind}: {} plans read the prefix's state",
+                twins.frozen
+            );
+        }
     }
 }
 
@@ -243,4 +315,21 @@ fn no_operation_changes_the_shared_prefix() {
     assert_eq!(cache.sequences().unwrap().remove(seq, 60..80), Err(refused));
     let used = prefix().under(Box::new(cache)).err();
     assert!(matches!(used, Some(CacheError::BadConfig(_))), "one prefix under one cache");
+}
+
+#[test]
+fn a_prefix_without_states_is_refused_by_a_cache_that_has_them() {
+    let config = CacheConfig { states: Some(STATES), ..config(CacheKind::Paged) };
+    let why = prefix().under(build(CacheKind::Paged, &config).unwrap()).err();
+    assert!(matches!(why, Some(CacheError::BadConfig(why)) if why.contains("no recurrent state")));
+    // No multiple of 5 up to the end has a state.
+    let odd = CacheConfig { block_size: 5, ..config.clone() };
+    let short = CacheConfig { states: Some(STATES), ..CacheConfig::new(64) };
+    let mut short = build(CacheKind::Contiguous, &short).unwrap();
+    fill(&mut *short, 7);
+    let short = SharedPrefix::freeze(short, PoolId(7)).unwrap();
+    assert!(short.under(build(CacheKind::Paged, &odd).unwrap()).is_err());
+    // A prefix shorter than a block shares nothing, and needs no state.
+    let long = CacheConfig { block_size: 16, ..config };
+    assert_eq!(short.under(build(CacheKind::Paged, &long).unwrap()).unwrap().shape().base, 0);
 }

@@ -5,6 +5,7 @@
 //! positions only, not on slots; and a masked entry adds an exact zero, so that dummy blocks change
 //! no bit.
 
+use crate::frozen_pool::FrozenPool;
 use crate::mask::Reads;
 use crate::math::{add_scaled, dot, softmax};
 use crate::pool::{Part, Pool};
@@ -15,12 +16,12 @@ use std::{collections::HashMap, sync::Arc};
 /// The KV pools that a step reads: the session's own (id 0), and frozen ones (shared prefixes).
 pub(crate) struct Pools<'a> {
     pub(crate) own: &'a Pool,
-    pub(crate) frozen: &'a HashMap<PoolId, Arc<Pool>>,
+    pub(crate) frozen: &'a HashMap<PoolId, Arc<FrozenPool>>,
 }
 
 impl Pools<'_> {
     pub(crate) fn row(&self, layer: LayerId, part: Part, (pool, slot): (PoolId, Slot)) -> &[f32] {
-        let pool = if pool == PoolId(0) { self.own } else { &self.frozen[&pool] };
+        let pool = if pool == PoolId(0) { self.own } else { &self.frozen[&pool].kv };
         pool.row(layer, part, slot)
     }
 }

@@ -22,6 +22,7 @@ mod elementwise;
 mod encoder;
 mod executor;
 mod expert_parallel;
+mod frozen_pool;
 mod indexer;
 mod mask;
 mod math;
@@ -39,5 +40,5 @@ mod weights;
 
 pub use crate::executor::draft::{DraftSource, Drafting};
 pub use crate::executor::{Limits, PlainExecutor};
+pub use crate::frozen_pool::FrozenPool;
 pub use crate::model::{Pass, PlainModel};
-pub use crate::pool::Pool;

@@ -12,7 +12,7 @@ use std::ops::Range;
 const PAGE: usize = 64;
 
 /// KV cache memory of a session, one array per layer and part.
-pub struct Pool {
+pub(crate) struct Pool {
     layers: Vec<Layer>,
 }
 

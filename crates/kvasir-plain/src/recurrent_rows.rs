@@ -2,7 +2,7 @@
 //!
 //! For each row except dummy rows, as `kvasir_kv::StateSection` specifies:
 //!
-//! 1. Read the state of slot `from`, or zeros.
+//! 1. Read the state of slot `from`, of this pool or that of a shared prefix, or zeros.
 //! 2. Collect the inputs: the first `replay` rows of the tail, then the queries after the first
 //!    `skip`.
 //! 3. Apply the inputs in order. Each query writes its result; results of skipped queries stay
@@ -14,7 +14,7 @@
 use crate::recurrent::{Inputs, Readout, Recurrence, RecurrentOperands};
 use crate::run::Run;
 use kvasir_exec::RowKind;
-use kvasir_kv::StateRow;
+use kvasir_kv::{PoolId, StateRow};
 use kvasir_program::Op;
 
 impl Run<'_> {
@@ -33,7 +33,8 @@ impl Run<'_> {
             let StateRow { from, to, tail, replay, skip, commit, saves } = *state_row;
             let id = operands.state;
             let mut state = match from {
-                Some((_, slot)) => self.states.state(slot, id),
+                Some((PoolId(0), slot)) => self.states.state(slot, id),
+                Some((pool, slot)) => job.frozen[&pool].states.state(slot, id),
                 None => vec![0.0; job.program.states[id.0 as usize].elements],
             };
             let queries: Vec<usize> = row.tokens.range().skip(skip as usize).collect();

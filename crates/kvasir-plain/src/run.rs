@@ -10,6 +10,7 @@
 use crate::attention::{Attention, Pools, for_each_query};
 use crate::compressed::{CompressedAttention, VisibleEntries};
 use crate::expert_parallel::{RoutedRows, expert_parallel_mixture};
+use crate::frozen_pool::FrozenPool;
 use crate::indexer::{GatedValues, Indexer, ResolvedKeyPool, ResolvedPooling};
 use crate::mask::Reads;
 use crate::mixture::{Routes, mixture, route};
@@ -29,7 +30,7 @@ pub(crate) struct Job<'a> {
     pub(crate) program: &'a Program,
     pub(crate) weights: &'a Weights,
     pub(crate) buffers: &'a Buffers,
-    pub(crate) frozen: &'a HashMap<PoolId, Arc<Pool>>,
+    pub(crate) frozen: &'a HashMap<PoolId, Arc<FrozenPool>>,
     pub(crate) batch: &'a Batch,
     pub(crate) plan: &'a Plan,
     /// Input tokens, with those in flight resolved.

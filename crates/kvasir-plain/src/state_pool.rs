@@ -25,6 +25,11 @@ impl StatePool {
         Self { layout, tail_rows: config.tail_rows as usize, slots, tails }
     }
 
+    /// Number of slots.
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
     pub(crate) fn state(&self, slot: Slot, state: StateId) -> Vec<f32> {
         let span = self.layout.span(state).slot.clone();
         let slot = &self.slots[slot as usize];

@@ -44,14 +44,14 @@ pub enum AnyExecutor {
     Sim(Box<Paced>),
 }
 
-/// K/V pool of a frozen shared prefix, in one backend's layout.
+/// K/V and recurrent states of a frozen shared prefix, in one backend's layout.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum AnyPool {
     /// CPU backend.
-    Cpu(Arc<kvasir_cpu::Pool>),
+    Cpu(kvasir_cpu::FrozenPool),
     /// Reference backend.
-    Plain(Arc<kvasir_plain::Pool>),
+    Plain(Arc<kvasir_plain::FrozenPool>),
 }
 
 impl AnyExecutor {
@@ -67,7 +67,7 @@ impl AnyExecutor {
         started.map(Self::Background).map_err(|e| Error::Failed(format!("no thread for steps: {e}")))
     }
 
-    /// Converts the executor into its K/V pool, to be read as a frozen prefix; `None` for the
+    /// Converts the executor into its pools, to be read as a frozen prefix; `None` for the
     /// simulated device, for tensor-parallel ranks, and while another thread owns the pool.
     pub(crate) fn into_pool(self) -> Option<AnyPool> {
         match self {
@@ -82,7 +82,7 @@ impl AnyExecutor {
     pub(crate) fn attach(&mut self, id: PoolId, pool: &AnyPool) -> Result<(), Error> {
         match (self, pool) {
             (Self::Cpu(executor), AnyPool::Cpu(pool)) => {
-                executor.attach(id, Arc::clone(pool)).map_err(|why| Error::invalid("prefix", why))
+                executor.attach(id, pool.clone()).map_err(|why| Error::invalid("prefix", why))
             }
             (Self::Plain(executor), AnyPool::Plain(pool)) => {
                 executor.attach(id, Arc::clone(pool));

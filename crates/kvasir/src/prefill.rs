@@ -4,23 +4,25 @@
 use crate::backend::AnyExecutor;
 use crate::error::Error;
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, RowKind, SequenceSpec, Step};
-use kvasir_kv::{Cache, CacheError, ClaimRow, Lowering, Span, StepId, Token};
+use kvasir_kv::{Cache, CacheError, ClaimRow, Lowering, Position, Span, StepId, Token};
 
 /// Chunk size in tokens.
 pub(crate) const CHUNK: usize = 256;
 
 /// Prefills `tokens` in a new sequence of `cache`, which must have no open sequence. They follow
 /// the cache's shared prefix, if any. `final_len` bounds the sequence's length (it selects RoPE
-/// scaling).
+/// scaling). With recurrent states, stores checkpoints at `marks`.
 pub(crate) fn feed(
     executor: &mut AnyExecutor,
     cache: &mut dyn Cache,
     tokens: &[Token],
     final_len: u32,
+    marks: &[Position],
 ) -> Result<(), Error> {
     let broken = |e: CacheError| Error::Failed(e.to_string());
     executor.bind(PoolRow(0), SequenceSpec { final_len, ..SequenceSpec::default() });
     let seq = cache.open().map_err(broken)?;
+    cache.mark_checkpoints(seq, marks).map_err(broken)?;
     for (number, chunk) in (1..).zip(tokens.chunks(CHUNK)) {
         let (id, start, count) = (StepId(number), cache.len(seq).map_err(broken)?, chunk.len() as u32);
         cache.claim(id, &[ClaimRow::new(seq, count)]).map_err(broken)?;

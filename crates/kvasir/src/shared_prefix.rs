@@ -1,13 +1,18 @@
 //! Shared prefixes of the library: K/V prefilled once, frozen, and read by any number of sessions
 //! (cascade of frozen pools).
+//!
+//! With recurrent layers, the prefix also freezes their states at
+//! [`state_positions`](kvasir_kv::SharedPrefix::state_positions). A session starts from the last of
+//! them at a multiple of its block size.
 
-use crate::backend::AnyPool;
+use crate::backend::{AnyExecutor, AnyPool};
 use crate::error::Error;
+use crate::load::ExecutorSizes;
 use crate::model::Model;
 use crate::prefill::{CHUNK, feed};
 use crate::prompt::Prompt;
 use kvasir_cpu::KvType;
-use kvasir_kv::{CacheError, Contiguous, PoolId, Token};
+use kvasir_kv::{Cache, CacheConfig, CacheError, CacheKind, PoolId, StateConfig, Token, build};
 use std::sync::Arc;
 
 /// Options of a [`SharedPrefix`].
@@ -61,11 +66,6 @@ impl SharedPrefix {
         if model.loaded.simulated().is_some() {
             return Err(Error::invalid("backend", "the sim backend keeps no K and V to share"));
         }
-        if model.loaded.program().is_recurrent() {
-            let architecture = &model.loaded.program().architecture;
-            let reason = format!("{architecture} has recurrent layers, whose states are not shared yet");
-            return Err(Error::invalid("prefix", reason));
-        }
         let tokens = model.ids(prompt, true)?;
         model.loaded.check_prompt(&tokens)?;
         let (kv, rows) = (options.kv.unwrap_or(model.loaded.kv()), tokens.len() as u32);
@@ -74,10 +74,10 @@ impl SharedPrefix {
             let reason = format!("`{}` is less than the prefix's {rows} tokens", extent.longest);
             return Err(Error::invalid("longest", reason));
         }
-        let mut executor = model.loaded.executor(rows, CHUNK as u32, 1, Some(kv))?;
-        let mut cache = Contiguous::new(rows);
-        feed(&mut executor, &mut cache, &tokens, extent.longest)?;
-        let frozen = cache.freeze(PoolId(1)).map_err(|refused| broken(refused.1))?;
+        let Prefill { mut executor, mut cache } = Prefill::new(&model, rows, kv)?;
+        let marks = kvasir_kv::SharedPrefix::state_positions(rows);
+        feed(&mut executor, &mut *cache, &tokens, extent.longest, &marks)?;
+        let frozen = kvasir_kv::SharedPrefix::freeze(cache, PoolId(1)).map_err(broken)?;
         let pools = executor.into_pool().into_iter().collect();
         Ok(Self { model, frozen, tokens, kv, extent, pools })
     }
@@ -89,10 +89,11 @@ impl SharedPrefix {
         self.model.loaded.check_prompt(&tokens)?;
         self.extent.check(&self.model, tokens.len())?;
         let rows = new.len() as u32;
-        let mut executor = self.model.loaded.executor(rows, CHUNK as u32, 1, Some(self.kv))?;
+        let Prefill { mut executor, cache } = Prefill::new(&self.model, rows, self.kv)?;
         self.attach(|id, pool| executor.attach(id, pool))?;
-        let mut cache = self.frozen.fork(rows).map_err(broken)?;
-        feed(&mut executor, &mut cache, &new, self.extent.longest)?;
+        let mut cache = self.frozen.under(cache).map_err(broken)?;
+        let marks = kvasir_kv::SharedPrefix::state_positions(tokens.len() as u32);
+        feed(&mut executor, &mut cache, &new, self.extent.longest, &marks)?;
         let number = PoolId(self.pools.len() as u32 + 1);
         let frozen = cache.freeze(number).map_err(|refused| broken(refused.1))?;
         let pools = self.pools.iter().cloned().chain(executor.into_pool()).collect();
@@ -128,6 +129,28 @@ impl SharedPrefix {
         mut take: impl FnMut(PoolId, &AnyPool) -> Result<(), Error>,
     ) -> Result<(), Error> {
         (1..).zip(&self.pools).try_for_each(|(number, pool)| take(PoolId(number), pool))
+    }
+}
+
+/// Checkpoints that a prefill holds at the same time: the marked positions, the last two block
+/// boundaries, and the one that displaces the older of those.
+const CHECKPOINTS: u32 = 6;
+
+/// The executor and the cache that prefill a prefix, or the extension of one.
+struct Prefill {
+    executor: AnyExecutor,
+    cache: Box<dyn Cache>,
+}
+
+impl Prefill {
+    fn new(model: &Model, slots: u32, kv: KvType) -> Result<Self, Error> {
+        let config = StateConfig { live: 1, checkpoints: CHECKPOINTS, tail_rows: 0, interval: 0 };
+        let states = model.loaded.program().is_recurrent().then_some(config);
+        let (tokens, kv) = (CHUNK as u32, Some(kv));
+        let sizes = ExecutorSizes { slots, tokens, rows: 1, kv, ring: None, states };
+        let executor = model.loaded.executor_with(sizes)?;
+        let config = CacheConfig { states, ..CacheConfig::new(slots) };
+        Ok(Self { executor, cache: build(CacheKind::Contiguous, &config).map_err(broken)? })
     }
 }
 

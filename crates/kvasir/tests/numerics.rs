@@ -10,7 +10,7 @@ mod common;
 
 use common::{Arrivals, Coverage, Outputs, RecordingExecutor, policy, run_each};
 use kvasir::AnyExecutor;
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits as PoolLimits, Pool, Precision};
+use kvasir_cpu::{CpuExecutor, CpuModel, FrozenPool, KvType, Limits as PoolLimits, Precision};
 use kvasir_engine::{Core, Engine, Limits, Order, Params, Request, Turn};
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, RowKind, SequenceSpec, Step};
 use kvasir_kv::{
@@ -38,7 +38,7 @@ fn requests(model: &CpuModel) -> Vec<Request> {
 /// A frozen prefix: the first tokens of a request, prefilled alone.
 struct Frozen {
     rows: SharedPrefix,
-    pool: Arc<Pool>,
+    pool: FrozenPool,
 }
 
 impl Frozen {
@@ -106,7 +106,7 @@ impl Setup {
             PoolLimits { slots: cache.shape().capacity + 8, tokens: 400, rows: 16, kv: self.kv, ring: None };
         let mut inner = CpuExecutor::new(Arc::clone(model), room).unwrap();
         if let Some(prefix) = prefix {
-            inner.attach(PoolId(1), Arc::clone(&prefix.pool)).unwrap();
+            inner.attach(PoolId(1), prefix.pool.clone()).unwrap();
         }
         let inner = AnyExecutor::Cpu(Box::new(inner));
         let inner = if self.overlap { inner.on_thread().unwrap() } else { inner };

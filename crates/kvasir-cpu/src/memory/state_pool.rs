@@ -50,6 +50,16 @@ impl StatePool {
         Ok(Self { layout, slots, tails, tail_rows, slot_stride, row_stride, bytes })
     }
 
+    /// Number of slots.
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots as u32
+    }
+
+    /// Whether the slots of another pool have the same layout.
+    pub(crate) fn has_layout_of(&self, other: &Self) -> bool {
+        self.layout == other.layout
+    }
+
     /// Address of a state in a slot.
     pub(crate) fn state(&self, slot: Slot, state: StateId) -> *mut f32 {
         assert!((slot as usize) < self.slots, "a state slot lies outside the pool");

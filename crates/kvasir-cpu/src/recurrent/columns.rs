@@ -63,13 +63,14 @@ struct BlockScratch {
 ///
 /// # Safety
 /// The slots of `context.inputs` must exist, and a slot that is written must belong to one row. No
-/// other thread may access them. `run_block` must read and write state only through its [`Block`].
+/// other thread may access them, except to read those of frozen pools. `run_block` must read and
+/// write state only through its [`Block`].
 pub(crate) unsafe fn for_each_block(
     context: &OpContext<'_>,
     matrices: Matrices,
     run_block: &(dyn Fn(RecurrentKernel, &BlockTask<'_>) + Sync),
 ) {
-    let OpContext { threads, isa, pool, state, inputs } = *context;
+    let OpContext { threads, isa, pool, state, inputs, .. } = *context;
     let Matrices { heads, rows: height, columns } = matrices;
     let items_per_head = columns.div_ceil(ITEM_COLUMNS);
     let items_per_row = heads * items_per_head;
@@ -77,7 +78,7 @@ pub(crate) unsafe fn for_each_block(
     let state_of_item = |row: &RowInputs, item: usize| {
         let (head, first) = (item / items_per_head, item % items_per_head * ITEM_COLUMNS);
         let offset = head * height * columns + first;
-        row.from.map(|slot| pool.state(slot, state).cast_const().wrapping_add(offset))
+        row.from.map(|from| context.state_from(from).wrapping_add(offset))
     };
     threads.each_in_order(inputs.rows.len() * items_per_row, &|worker, item| {
         let (row, item) = (&inputs.rows[item / items_per_row], item % items_per_row);
@@ -94,7 +95,7 @@ pub(crate) unsafe fn for_each_block(
             let at = |slot| pool.state(slot, state).wrapping_add(offset);
             let work = work.as_mut_ptr();
             let (mut from, mut from_stride) = match row.from {
-                Some(slot) => (at(slot).cast_const(), columns),
+                Some(from) => (context.state_from(from).wrapping_add(offset), columns),
                 None => {
                     // SAFETY: the scratch memory holds that many elements.
                     unsafe { std::slice::from_raw_parts_mut(work, height * width) }.fill(0.0);

@@ -251,7 +251,7 @@ pub(crate) unsafe fn run(
     prepared: &mut [f32],
     y: &DisjointRows<'_>,
 ) {
-    let OpContext { threads, isa, pool, state, inputs } = *context;
+    let OpContext { threads, isa, pool, state, inputs, .. } = *context;
     let OperandWidths { keys, values, decays, heads } = OperandWidths::of(form);
     let stride = prepared_width(form);
     let prepared_rows = DisjointRows::new(&mut prepared[..inputs.count * stride], stride);

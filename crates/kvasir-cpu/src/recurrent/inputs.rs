@@ -4,14 +4,14 @@
 //! inputs are numbered consecutively. A row runs in *segments*: ranges of inputs that end where its
 //! state is stored, or where its inputs change from the tail to the queries.
 
-use kvasir_kv::{Slot, Span, StateRow, StateSave};
+use kvasir_kv::{PoolId, Slot, Span, StateRow, StateSave};
 use std::ops::Range;
 
 /// The state slots and inputs of one sequence.
 #[derive(Clone, Debug)]
 pub(crate) struct RowInputs {
-    /// Slot of the state before the first input; `None` for zeros.
-    pub(crate) from: Option<Slot>,
+    /// Pool and slot of the state before the first input; `None` for zeros.
+    pub(crate) from: Option<(PoolId, Slot)>,
     /// Slot that receives the state after `commit` inputs.
     to: Slot,
     pub(crate) tail: Slot,
@@ -86,7 +86,7 @@ impl StateInputs {
         let first_save = self.saves.len();
         self.saves.extend_from_slice(saves);
         self.rows.push(RowInputs {
-            from: row.from.map(|(_, slot)| slot),
+            from: row.from,
             to: row.to,
             tail: row.tail,
             replay: row.replay as usize,
@@ -134,6 +134,11 @@ impl RowInputs {
         }
     }
 
+    /// Whether a slot of the executor's own pool holds the state before the first input.
+    pub(crate) fn is_read_from(&self, slot: Slot) -> bool {
+        self.from == Some((PoolId(0), slot))
+    }
+
     /// The tail row and the token of each draft.
     pub(crate) fn drafts(&self) -> impl Iterator<Item = (usize, usize)> {
         let first = self.first_token + self.commit - self.replay;
@@ -144,7 +149,6 @@ impl RowInputs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_kv::PoolId;
 
     #[test]
     fn segments_end_at_every_store_and_after_the_replay() {

@@ -4,7 +4,9 @@ use crate::isa::features::Isa;
 use crate::memory::state_pool::StatePool;
 use crate::recurrent::inputs::StateInputs;
 use crate::threads::pool::ThreadPool;
+use kvasir_kv::{PoolId, Slot};
 use kvasir_program::StateId;
+use std::sync::Arc;
 
 /// Where one recurrent op runs, and the states that it reads and writes.
 #[derive(Clone, Copy)]
@@ -12,12 +14,21 @@ pub(crate) struct OpContext<'a> {
     pub(crate) threads: &'a ThreadPool,
     pub(crate) isa: Isa,
     pub(crate) pool: &'a StatePool,
+    /// The pools of shared prefixes by id, from id 1 on.
+    pub(crate) frozen: &'a [Arc<StatePool>],
     /// The state of the op in every slot and tail.
     pub(crate) state: StateId,
     pub(crate) inputs: &'a StateInputs,
 }
 
 impl OpContext<'_> {
+    /// Address of the op's state that a row reads.
+    pub(crate) fn state_from(&self, (pool, slot): (PoolId, Slot)) -> *const f32 {
+        let place = (pool.0 as usize).checked_sub(1);
+        let pool = place.map_or(self.pool, |place| &*self.frozen[place]);
+        pool.state(slot, self.state).cast_const()
+    }
+
     /// Writes the operands of all draft tokens to the tails. Each operand is a matrix with a row
     /// per token of the step, and its width; their order is that of a tail row.
     ///

@@ -145,7 +145,7 @@ pub(crate) unsafe fn run(
     y: &DisjointRows<'_>,
 ) {
     let (heads, width, groups) = (form.heads, form.heads * form.head_dim, form.groups * form.state_dim);
-    let OpContext { threads, isa, pool, state, inputs } = *context;
+    let OpContext { threads, isa, pool, state, inputs, .. } = *context;
     let stride = prepared_width(form);
     let prepared_rows = DisjointRows::new(&mut prepared[..inputs.count * stride], stride);
     for_each_row(threads, inputs.count, &|_, input| {

@@ -95,9 +95,9 @@ impl ConvInputs<'_> {
         }
         let history = self.conv.kernel - 1;
         match row.from {
-            Some(slot) => {
+            Some(from) => {
                 let place = history - at.unsigned_abs();
-                pool.state(slot, state).wrapping_add(place * width)
+                self.context.state_from(from).wrapping_add(place * width)
             }
             None => self.conv.zeros[..width].as_ptr(),
         }
@@ -138,7 +138,7 @@ impl ConvInputs<'_> {
 ///
 /// # Safety
 /// The slots and tails of `context.inputs` must exist, and a slot or tail that is written must
-/// belong to one row. No other thread may access them.
+/// belong to one row. No other thread may access them, except to read those of frozen pools.
 pub(crate) unsafe fn run(context: &OpContext<'_>, conv: &ShortConv<'_>, y: &DisjointRows<'_>) {
     let OpContext { threads, pool, state, inputs, .. } = *context;
     let conv_inputs = ConvInputs { conv, context: *context };
@@ -164,14 +164,14 @@ pub(crate) unsafe fn run(context: &OpContext<'_>, conv: &ShortConv<'_>, y: &Disj
         let (row, part) = (&inputs.rows[item / parts], item % parts);
         let part = part * ITEM_CHANNELS..width.min((part + 1) * ITEM_CHANNELS);
         for segment in inputs.segments(row) {
-            for slot in segment.stores.into_iter().flatten().filter(|slot| Some(*slot) != row.from) {
+            for slot in segment.stores.into_iter().flatten().filter(|slot| !row.is_read_from(*slot)) {
                 // SAFETY: only this row uses the slot, and only this item these channels.
                 unsafe { conv_inputs.store(row, segment.inputs.end, slot, &part) };
             }
         }
         // The update in place overwrites the old state, which all other stores read.
         for segment in inputs.segments(row) {
-            for slot in segment.stores.into_iter().flatten().filter(|slot| Some(*slot) == row.from) {
+            for slot in segment.stores.into_iter().flatten().filter(|slot| row.is_read_from(*slot)) {
                 // SAFETY: as above.
                 unsafe { conv_inputs.store(row, segment.inputs.end, slot, &part) };
             }

@@ -10,7 +10,7 @@ use crate::contract::ids::{BlockId, SeqId, StepId};
 use crate::shared::rewind_target::check_rewind_target;
 
 impl<I: Index> Rewind for BlockCache<I> {
-    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+    fn rewind_floor(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         check_rewind_target(to, 0..=self.seqs.get(seq)?.next)
     }
 

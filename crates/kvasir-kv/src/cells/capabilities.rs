@@ -48,7 +48,7 @@ impl Cells {
 }
 
 impl Rewind for Cells {
-    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+    fn rewind_floor(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         check_rewind_target(to, 0..=self.next_position(seq)?)
     }
 

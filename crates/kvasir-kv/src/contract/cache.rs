@@ -13,6 +13,7 @@ use crate::contract::capabilities::{
     Anchors, Inspect, MemoryHints, Prefix, Rewind, Sequences, Tree, Victims,
 };
 use crate::contract::error::CacheError;
+use crate::contract::frozen_rows::FrozenRows;
 use crate::contract::group::{GroupId, Groups, RecomputeCosts, Slots, StateConfig, WindowConfig};
 use crate::contract::ids::{Position, SeqId, Slot, StepId};
 use crate::contract::kind::{CacheKind, Capability};
@@ -194,6 +195,12 @@ pub trait Cache: Inspect + MemoryHints + Victims + Send {
     /// Undoes the claim of a step that was not run. Fails with `StepOutOfOrder` unless it is the
     /// newest claim. Linear in what the claim took; its number is not used again.
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError>;
+    /// The rows that a [`SharedPrefix`](crate::SharedPrefix) can freeze, with the recurrent states
+    /// of the checkpoints. Fails with `InFlight` while a step is in flight, and with `BadConfig`
+    /// unless the kind is `contiguous`, and with rings.
+    fn rows_to_freeze(&self) -> Result<FrozenRows, CacheError> {
+        Err(CacheError::BadConfig("only a contiguous cache can be frozen"))
+    }
     /// Refuses a stale plan (`StalePlan`): one whose generation is not the current one. The caller
     /// checks before it submits.
     fn check_fresh(&self, plan: &Plan) -> Result<(), CacheError> {

@@ -91,7 +91,7 @@ pub trait Rewind {
     /// recurrent states the position of the last state up to `to`. With window groups it is 0 if
     /// rows of a window that ends at that length were released. Fails with `RewindOutOfRange` if
     /// `to` is above the next position, or if ring buffers have overwritten rows below it.
-    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError>;
+    fn rewind_floor(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError>;
     /// Truncates to positions below `to`, claims in flight included. Fails like
     /// [`Rewind::rewind_floor`], with `NoCheckpoint` or `WindowReleased` if the rewind floor is
     /// below `to`, and with `Unsettled` if draft nodes were not committed. Linear in the blocks

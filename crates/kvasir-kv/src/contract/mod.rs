@@ -7,6 +7,7 @@
 pub(crate) mod cache;
 pub(crate) mod capabilities;
 pub(crate) mod error;
+pub(crate) mod frozen_rows;
 pub(crate) mod group;
 pub(crate) mod ids;
 pub(crate) mod kind;

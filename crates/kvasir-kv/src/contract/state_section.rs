@@ -28,7 +28,8 @@ use serde::{Deserialize, Serialize};
 /// One batch row of a step in the pool of recurrent states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateRow {
-    /// Slot of the state before the first input; `None` for the initial state, all zeros.
+    /// Pool and slot of the state before the first input; `None` for the initial state, all zeros.
+    /// Pools other than 0 are those of shared prefixes, as in a segment.
     pub from: Option<(PoolId, Slot)>,
     /// Slot that receives the state after `commit` inputs. Unused if `commit` is 0.
     pub to: Slot,
@@ -44,6 +45,13 @@ pub struct StateRow {
     pub commit: u32,
     /// The row's saves, as a range of [`StateSection::saves`].
     pub saves: Span,
+}
+
+impl StateRow {
+    /// Slot `from`, if it is in the executor's own pool and not in that of a shared prefix.
+    pub fn own_from(&self) -> Option<Slot> {
+        self.from.filter(|(pool, _)| *pool == PoolId(0)).map(|(_, slot)| slot)
+    }
 }
 
 /// A checkpoint that a step writes after some of a row's inputs.

@@ -169,7 +169,7 @@ impl Grouped {
 }
 
 impl Rewind for Grouped {
-    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+    fn rewind_floor(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         check_rewind_target(to, 0..=self.primary.next_position(seq)?)?;
         self.floor(seq, to)
     }

@@ -20,7 +20,8 @@
 //!   that diverges there finds a checkpoint, and the rows of the windows if the engine publishes
 //!   the sequence before they are released.
 //!
-//! Unsupported: draft trees, imported rows, rings and shared prefixes. `contiguous` and `tree` have
+//! Unsupported: draft trees, imported rows and rings; window groups behind a shared prefix.
+//! `contiguous` and `tree` have
 //! no window groups: their sliding-window layers join the full group.
 //!
 //! `build` creates one for `CacheConfig::windows` and `CacheConfig::states`. Guarded by
@@ -35,6 +36,7 @@ use crate::blocks::BlockConfig;
 use crate::contract::cache::{Cache, CacheShape, ClaimRow};
 use crate::contract::capabilities::{Prefix, Rewind, Sequences};
 use crate::contract::error::CacheError;
+use crate::contract::frozen_rows::FrozenRows;
 use crate::contract::group::{Anchor, GroupId, Groups, RecomputeCosts, StateConfig, WindowConfig};
 use crate::contract::ids::{Position, SeqId, StepId};
 use crate::contract::plan::Plan;
@@ -208,6 +210,12 @@ impl Cache for Grouped {
             states.cancel(step);
         }
         self.windows.iter_mut().try_for_each(|window| window.cancel(step))
+    }
+
+    fn rows_to_freeze(&self) -> Result<FrozenRows, CacheError> {
+        let rows = self.primary.rows_to_freeze()?;
+        let states = self.states.as_ref().map_or_else(Vec::new, StateGroup::checkpoints);
+        Ok(FrozenRows { states, ..rows })
     }
 
     fn rewind(&mut self) -> Result<&mut dyn Rewind, CacheError> {

@@ -3,7 +3,8 @@
 //! The inner cache counts positions from the prefix's end and does not know of it. Arguments are
 //! moved down by `base` positions, results up. Each plan gets the prefix's segments in front of
 //! every read, the shape that cascade attention takes. An explicit mask is shifted and shows each
-//! query the whole prefix.
+//! query the whole prefix. A recurrent state that would start from zeros starts from the prefix's
+//! state at `base`.
 //!
 //! Builds on `contract` and `contiguous`, whose rows it freezes. Invariant: the prefix's rows take
 //! no slots and cannot be written, removed or rewound into. Guarded by `tests/prefixed.rs`, which
@@ -17,8 +18,8 @@ use crate::contract::capabilities::{
     Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
 use crate::contract::error::CacheError;
-use crate::contract::group::Slots;
-use crate::contract::ids::{BlockId, PoolId, Position, SeqId, StepId, Token};
+use crate::contract::group::{GroupId, GroupKind, RecomputeCosts, Slots};
+use crate::contract::ids::{BlockId, PoolId, Position, SeqId, Slot, StepId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::mask::{Mask, set_range, shift_into, words_for};
 use crate::contract::plan::Plan;
@@ -34,8 +35,11 @@ use std::ops::Range;
 #[derive(Debug)]
 pub struct Prefixed<C: Cache + ?Sized> {
     prefix: Lease,
-    /// The inner cache's, with the shared positions as base: whole blocks of the inner block size.
+    /// The inner cache's, with the shared positions as base: whole blocks of the inner block size,
+    /// up to a recurrent state if the inner cache has states.
     shape: CacheShape,
+    /// The recurrent state at `base`, if the inner cache has states and `base` is not 0.
+    state: Option<(PoolId, Slot)>,
     inner: Box<C>,
 }
 
@@ -50,13 +54,21 @@ impl<C: Cache + ?Sized> Prefixed<C> {
                 "a cache with rings takes no prefix: it does not keep every position",
             ));
         }
-        if shape.groups.states().is_some() {
-            return Err(CacheError::BadConfig("a cache with recurrent states takes no shared prefix"));
+        if shape.groups.iter().any(|(_, kind)| matches!(kind, GroupKind::Window(_))) {
+            return Err(CacheError::BadConfig("a cache with window groups takes no shared prefix"));
         }
-        let base = prefix.rows() / shape.block_size * shape.block_size;
+        let whole = prefix.rows() / shape.block_size * shape.block_size;
+        let (base, state) = if shape.groups.states().is_some() && whole > 0 {
+            let (position, state) = prefix.last_state(shape.block_size).ok_or(CacheError::BadConfig(
+                "the shared prefix has no recurrent state at a multiple of the block size",
+            ))?;
+            (position, Some(state).filter(|_| position > 0))
+        } else {
+            (whole, None)
+        };
         let shape = CacheShape { base, ..shape.clone() };
         match base.checked_add(shape.capacity) {
-            Some(_) => Ok(Self { prefix, shape, inner }),
+            Some(_) => Ok(Self { prefix, shape, state, inner }),
             None => Err(CacheError::BadConfig("prefix and capacity together are too long")),
         }
     }
@@ -64,6 +76,7 @@ impl<C: Cache + ?Sized> Prefixed<C> {
     /// Shifts a plan of the inner cache behind the prefix.
     fn offset_plan(&self, plan: &mut Plan) {
         plan.positions.iter_mut().for_each(|position| *position += self.shape.base);
+        plan.states.rows.iter_mut().for_each(|row| row.from = row.from.or(self.state));
         let section = &mut plan.full;
         if section.kind == PlanKind::Contiguous {
             section.kind = PlanKind::Ragged;
@@ -136,6 +149,20 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         }
     }
 
+    /// An error of the inner cache with its positions moved up.
+    fn raised(&self, error: CacheError) -> CacheError {
+        let base = self.shape.base;
+        match error {
+            CacheError::RewindOutOfRange { to, lowest, length } => {
+                CacheError::RewindOutOfRange { to: to + base, lowest: lowest + base, length: length + base }
+            }
+            CacheError::NoCheckpoint { to, nearest } => {
+                CacheError::NoCheckpoint { to: to + base, nearest: nearest + base }
+            }
+            other => other,
+        }
+    }
+
     fn above(&self, hit: Hit) -> Hit {
         let base = self.shape.base;
         Hit { tokens: hit.tokens + base, matched: hit.matched + base, ..hit }
@@ -161,7 +188,7 @@ impl Contiguous {
     /// with the cache returned, while a step is in flight or with rings.
     pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
         match self.rows_to_freeze() {
-            Ok(rows) => Ok(SharedPrefix::new(pool, rows, None)),
+            Ok(own) => Ok(SharedPrefix::new(pool, own, None)),
             Err(error) => Err(Box::new((self, error))),
         }
     }
@@ -172,12 +199,20 @@ impl Prefixed<Contiguous> {
     pub fn own_rows(&self) -> u32 {
         self.inner.rows()
     }
+}
 
+impl<C: Cache + ?Sized> Prefixed<C> {
     /// Freezes prefix plus own rows into a longer prefix; the backend then keeps the own rows as
-    /// `pool`. Refused, with the cache returned, while a step is in flight.
+    /// `pool`. Fails like [`Cache::rows_to_freeze`], with the cache returned.
     pub fn freeze(self, pool: PoolId) -> Result<SharedPrefix, Box<(Self, CacheError)>> {
         match self.inner.rows_to_freeze() {
-            Ok(rows) => Ok(SharedPrefix::new(pool, rows, Some(self.prefix))),
+            Ok(own) if self.shape.base == self.prefix.rows() => {
+                Ok(SharedPrefix::new(pool, own, Some(self.prefix)))
+            }
+            Ok(_) => {
+                let error = CacheError::BadConfig("only a cache that reads the whole prefix can extend it");
+                Err(Box::new((self, error)))
+            }
             Err(error) => Err(Box::new((self, error))),
         }
     }
@@ -190,6 +225,20 @@ impl<C: Cache + ?Sized> Cache for Prefixed<C> {
 
     fn usage(&self) -> PoolUsage {
         self.inner.usage()
+    }
+
+    fn usage_of(&self, group: GroupId) -> PoolUsage {
+        self.inner.usage_of(group)
+    }
+
+    fn mark_checkpoints(&mut self, seq: SeqId, positions: &[Position]) -> Result<(), CacheError> {
+        let own: Vec<Position> =
+            positions.iter().map(|position| position.saturating_sub(self.shape.base)).collect();
+        self.inner.mark_checkpoints(seq, &own)
+    }
+
+    fn set_recompute_costs(&mut self, costs: RecomputeCosts) {
+        self.inner.set_recompute_costs(costs);
     }
 
     fn generation(&self) -> u64 {
@@ -300,21 +349,24 @@ impl<C: Cache + ?Sized> Victims for Prefixed<C> {
 }
 
 impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
-    fn rewind_floor(&self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
-        // Only ring buffers and recurrent states lose rows, and a cache with either takes no
-        // prefix.
-        check_rewind_target(to, self.shape.base..=self.next_position(seq)?)
+    fn rewind_floor(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+        let base = self.shape.base;
+        check_rewind_target(to, base..=self.next_position(seq)?)?;
+        Ok(base + self.inner.rewind()?.rewind_floor(seq, to - base)?)
     }
 
     fn rewind_to(&mut self, seq: SeqId, to: u32) -> Result<(), CacheError> {
         self.check_own(seq, to)?;
         let base = self.shape.base;
-        self.inner.rewind()?.rewind_to(seq, to - base).map_err(|error| match error {
-            CacheError::RewindOutOfRange { to, lowest, length } => {
-                CacheError::RewindOutOfRange { to: to + base, lowest: lowest + base, length: length + base }
-            }
-            other => other,
-        })
+        let rewound = self.inner.rewind()?.rewind_to(seq, to - base);
+        rewound.map_err(|error| self.raised(error))
+    }
+
+    fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
+        self.check_own(seq, to)?;
+        let base = self.shape.base;
+        let rewound = self.inner.rewind()?.rewind_to_checkpoint(seq, to - base);
+        rewound.map(|len| base + len).map_err(|error| self.raised(error))
     }
 }
 
@@ -325,13 +377,15 @@ impl<C: Cache + ?Sized> Sequences for Prefixed<C> {
         self.inner.len(dst)?;
         let (has_own, own) = (self.inner.len(src)? > 0, self.own(&range));
         let sequences = self.inner.sequences()?;
-        if has_own && !own.is_empty() { sequences.copy(src, dst, own) } else { Ok(()) }
+        let copied = if has_own && !own.is_empty() { sequences.copy(src, dst, own) } else { Ok(()) };
+        copied.map_err(|error| self.raised(error))
     }
 
     fn remove(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
         self.check_own(seq, range.start)?;
         let own = self.own(&range);
-        self.inner.sequences()?.remove(seq, own)
+        let removed = self.inner.sequences()?.remove(seq, own);
+        removed.map_err(|error| self.raised(error))
     }
 
     fn keep(&mut self, seq: SeqId) -> Result<(), CacheError> {

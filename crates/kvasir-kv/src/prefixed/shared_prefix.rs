@@ -1,19 +1,27 @@
 //! `SharedPrefix`: a frozen, read-only KV prefix that independent caches read in front of their own
 //! (system prompt, shared context).
 //!
+//! With recurrent layers, it also has frozen states at some of its positions. A cache that reads it
+//! starts its sequences at the last state at a block boundary, so a prefix that sessions of any
+//! block size read needs several ([`SharedPrefix::state_positions`]).
+//!
 //! The rows lie in a pool of their own and may stand on another prefix. Reference counting by `Arc`
 //! decides when the backend may free the pool: `PrefixWatch::is_gone`. Nothing here writes the rows
 //! again.
 
-use crate::contract::ids::PoolId;
+use crate::contract::cache::Cache;
+use crate::contract::error::CacheError;
+use crate::contract::frozen_rows::FrozenRows;
+use crate::contract::ids::{PoolId, Position, Slot};
 use crate::contract::section::{Layout, Segment};
 use std::sync::{Arc, Weak};
 
-/// A frozen prefix: its pool, its rows there, and the prefix below it.
+/// A frozen prefix: its pool, what lies there, and the prefix below it.
 #[derive(Debug)]
 struct Frozen {
     pool: PoolId,
-    rows: u32,
+    /// Its own rows, and its states by the number of own rows that they cover.
+    own: FrozenRows,
     below: Option<Lease>,
 }
 
@@ -26,8 +34,22 @@ pub struct SharedPrefix {
 }
 
 impl SharedPrefix {
-    pub(crate) fn new(pool: PoolId, rows: u32, below: Option<Lease>) -> Self {
-        Self { frozen: Lease(Arc::new(Frozen { pool, rows, below })) }
+    pub(crate) fn new(pool: PoolId, own: FrozenRows, below: Option<Lease>) -> Self {
+        Self { frozen: Lease(Arc::new(Frozen { pool, own, below })) }
+    }
+
+    /// Freezes the rows and states of a cache of kind `contiguous`, which the backend then keeps as
+    /// `pool`. Fails like [`Cache::rows_to_freeze`].
+    pub fn freeze(cache: Box<dyn Cache>, pool: PoolId) -> Result<Self, CacheError> {
+        Ok(Self::new(pool, cache.rows_to_freeze()?, None))
+    }
+
+    /// The positions at which a prefix of `rows` rows needs a recurrent state: its end, and the
+    /// last multiples of the default and of the largest block size. A session whose block size is a
+    /// power of two then computes at most 255 positions of the prefix again, and less than 16 up to
+    /// the default block size.
+    pub fn state_positions(rows: u32) -> [Position; 3] {
+        [rows, rows / 16 * 16, rows / 256 * 256]
     }
 
     /// Number of positions, including the prefix below.
@@ -72,7 +94,7 @@ pub(crate) struct Lease(Arc<Frozen>);
 impl Lease {
     /// Number of positions, including the prefix below.
     pub(crate) fn rows(&self) -> u32 {
-        self.0.below.as_ref().map_or(0, Self::rows) + self.0.rows
+        self.0.below.as_ref().map_or(0, Self::rows) + self.0.own.rows
     }
 
     /// Appends the segments that read the first `rows` positions, lowest first.
@@ -81,9 +103,18 @@ impl Lease {
         if let Some(below) = &self.0.below {
             below.push_segments(rows.min(first), segments);
         }
-        let (pool, len) = (self.0.pool, self.0.rows.min(rows.saturating_sub(first)));
+        let (pool, len) = (self.0.pool, self.0.own.rows.min(rows.saturating_sub(first)));
         if len > 0 {
             segments.push(Segment { pool, layout: Layout::Run { start: 0 }, len, first, sparse: None });
         }
+    }
+
+    /// The last recurrent state at a multiple of `block_size`: its position, pool and slot.
+    pub(crate) fn last_state(&self, block_size: u32) -> Option<(Position, (PoolId, Slot))> {
+        let Frozen { pool, own, below } = &*self.0;
+        let first = below.as_ref().map_or(0, Self::rows);
+        let states = own.states.iter().map(|&(covered, slot)| (first + covered, (*pool, slot)));
+        let last = states.rev().find(|(position, _)| position.is_multiple_of(block_size));
+        last.or_else(|| below.as_ref()?.last_state(block_size))
     }
 }

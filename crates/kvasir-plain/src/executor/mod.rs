@@ -7,6 +7,7 @@ pub(crate) mod draft;
 pub(crate) mod kv_rows;
 
 use crate::executor::draft::Drafting;
+use crate::frozen_pool::FrozenPool;
 use crate::model::{Compiled, Pass, PlainModel};
 use crate::pool::Pool;
 use crate::run::{Job, Run};
@@ -46,7 +47,7 @@ pub struct PlainExecutor {
     slots: Slots,
     own: Pool,
     states: StatePool,
-    frozen: HashMap<PoolId, Arc<Pool>>,
+    frozen: HashMap<PoolId, Arc<FrozenPool>>,
     rows: Vec<SamplerRow>,
     ranks: Option<Box<dyn Ranks>>,
     expert_exchange: Option<Box<dyn ExpertExchange>>,
@@ -135,14 +136,14 @@ impl PlainExecutor {
         &self.compiled.program
     }
 
-    /// Its KV pool, to be attached to other executors as a frozen prefix.
-    pub fn into_pool(self) -> Arc<Pool> {
-        Arc::new(self.own)
+    /// Its pools, to be attached to other executors as a frozen prefix.
+    pub fn into_pool(self) -> Arc<FrozenPool> {
+        Arc::new(FrozenPool { kv: self.own, states: self.states })
     }
 
     /// Lets plans read a frozen pool (shared prefix) under an id other than 0. It must come from an
     /// executor of the same program.
-    pub fn attach(&mut self, id: PoolId, pool: Arc<Pool>) {
+    pub fn attach(&mut self, id: PoolId, pool: Arc<FrozenPool>) {
         self.frozen.insert(id, pool);
     }
 
@@ -209,7 +210,9 @@ impl PlainExecutor {
             let Some(states) = self.limits.states else {
                 return fail("the executor has no pool of recurrent states".into());
             };
-            StateRowValidator::new(states).check(step)?;
+            let mut validator = StateRowValidator::new(states);
+            self.frozen.iter().for_each(|(id, pool)| validator.attach(*id, pool.states.slots()));
+            validator.check(step)?;
         }
         let wanted = if program.takes_hidden() { n * program.hidden } else { 0 };
         if hidden.map_or(0, <[f32]>::len) != wanted {

@@ -21,6 +21,7 @@ use crate::exec::run::Run;
 use crate::exec::run::memory::Memory;
 use crate::exec::run::recurrent::States;
 use crate::gemm::bf16::activations::Bf16Terms;
+use crate::memory::frozen_pool::FrozenPool;
 use crate::memory::kv_pool::Pool;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::ops::mixture::MixtureMemory;
@@ -191,16 +192,17 @@ impl CpuExecutor {
         &self.own
     }
 
-    /// Consumes the executor and returns its pool, to be attached elsewhere as a frozen prefix:
-    /// nothing writes to it any more.
-    pub fn into_pool(self) -> Arc<Pool> {
-        self.own
+    /// Consumes the executor and returns its pools, to be attached elsewhere as a frozen prefix:
+    /// nothing writes to them any more.
+    pub fn into_pool(self) -> FrozenPool {
+        FrozenPool { kv: self.own, states: self.states.map(|states| states.pool) }
     }
 
-    /// Attaches a frozen pool, so that plans may read it under an id from 1 to 65,536. Fails unless
-    /// the pool has the same layer shapes and KV type as the executor's own, and all layers of both
-    /// have the same slots.
-    pub fn attach(&mut self, id: PoolId, pool: Arc<Pool>) -> Result<(), String> {
+    /// Attaches frozen pools, so that plans may read them under an id from 1 to 65,536. Fails unless
+    /// they have the same layer shapes, KV type and recurrent states as the executor's own, and all
+    /// layers of both have the same slots.
+    pub fn attach(&mut self, id: PoolId, prefix: FrozenPool) -> Result<(), String> {
+        let FrozenPool { kv: pool, states } = prefix;
         let place = (id.0 as usize).checked_sub(1).filter(|place| *place < 65_536);
         let place = place.ok_or_else(|| format!("a frozen pool cannot have number {}", id.0))?;
         if pool.has_rings() {
@@ -218,6 +220,11 @@ impl CpuExecutor {
         }
         if pool.facts() != self.own.facts() {
             return Err("the prefix is of another model".into());
+        }
+        match (&mut self.states, states) {
+            (Some(own), Some(states)) => own.attach(id, states)?,
+            (Some(_), None) => return Err("the prefix has no recurrent states".into()),
+            (None, _) => {}
         }
         if self.frozen.len() <= place {
             self.frozen.resize(place + 1, None);

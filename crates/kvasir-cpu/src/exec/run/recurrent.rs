@@ -11,13 +11,16 @@ use crate::recurrent::short_conv::{self, ShortConv};
 use crate::recurrent::weights::RecurrentWeights;
 use crate::threads::rows::DisjointRows;
 use kvasir_exec::StateRowValidator;
-use kvasir_kv::StateConfig;
+use kvasir_kv::{PoolId, StateConfig};
 use kvasir_program::{Op, Program};
 use std::io;
+use std::sync::Arc;
 
 /// The recurrent states of an executor, and the inputs of the current step.
 pub(crate) struct States {
-    pub(crate) pool: StatePool,
+    pub(crate) pool: Arc<StatePool>,
+    /// The pools of shared prefixes by id, from id 1 on. `pool` fills unused ids.
+    frozen: Vec<Arc<StatePool>>,
     pub(crate) validator: StateRowValidator,
     pub(crate) inputs: StateInputs,
     /// Scratch memory for the prepared inputs of one op.
@@ -48,12 +51,28 @@ impl States {
         let inputs = tokens.saturating_add(replayed);
         let bytes = widest(&prepared_width).saturating_mul(inputs).saturating_mul(4);
         Ok(Self {
-            pool: StatePool::new(program.state_layout(), config)?,
+            pool: Arc::new(StatePool::new(program.state_layout(), config)?),
+            frozen: Vec::new(),
             validator: StateRowValidator::new(config),
             inputs: StateInputs::default(),
             prepared: Buffer::in_huge_pages(bytes)?,
             zeros: vec![0.0; widest(&conv_width)],
         })
+    }
+
+    /// Lets rows read the frozen pool of a shared prefix under an id from 1 on. Fails if its states
+    /// are another model's.
+    pub(crate) fn attach(&mut self, id: PoolId, pool: Arc<StatePool>) -> Result<(), String> {
+        if !pool.has_layout_of(&self.pool) {
+            return Err("the prefix is of another model".into());
+        }
+        let place = id.0 as usize - 1;
+        if self.frozen.len() <= place {
+            self.frozen.resize(place + 1, Arc::clone(&self.pool));
+        }
+        self.validator.attach(id, pool.slots());
+        self.frozen[place] = pool;
+        Ok(())
     }
 }
 
@@ -61,9 +80,10 @@ impl Run<'_> {
     /// Runs a recurrent op over all rows. Tokens that are not inputs of the recurrence get zeros.
     ///
     /// # Safety
-    /// `states.inputs` must come from a validated step. No other thread may access `states.pool`.
+    /// `states.inputs` must come from a validated step. No other thread may access `states.pool` or
+    /// write a frozen one.
     pub(crate) unsafe fn recurrent(&self, op: &Op, states: &mut States, values: &[Buffer]) {
-        let States { pool, inputs, prepared, zeros, .. } = states;
+        let States { pool, frozen, inputs, prepared, zeros, .. } = states;
         let x = |value| self.value(values, value);
         let width = self.width(op.out());
         // SAFETY: only this op writes its output now.
@@ -75,7 +95,7 @@ impl Run<'_> {
         let Some(state) = op.state() else { return };
         let prepared = prepared.floats_mut();
         let (threads, isa) = (&*self.model.threads, self.model.isa);
-        let context = OpContext { threads, isa, pool, state, inputs };
+        let context = OpContext { threads, isa, pool, frozen, state, inputs };
         let weights = &self.model.recurrent[state.0 as usize];
         // SAFETY: upheld by the caller.
         unsafe {

@@ -175,7 +175,7 @@ impl Case {
         let x = self.operands(tokens);
         let mut y = vec![0.0; tokens.len() * self.output_width()];
         let output_rows = DisjointRows::new(&mut y, self.output_width());
-        let context = OpContext { threads, isa, pool, state: StateId(0), inputs };
+        let context = OpContext { threads, isa, pool, frozen: &[], state: StateId(0), inputs };
         // SAFETY: the slots and tails exist, and no two rows share one that is written.
         unsafe {
             match &self.form {

@@ -16,7 +16,7 @@
 use crate::contract::cache::ClaimRow;
 use crate::contract::error::CacheError;
 use crate::contract::group::{GroupId, RecomputeCosts, StateConfig};
-use crate::contract::ids::{PoolId, Position, SeqId, StepId};
+use crate::contract::ids::{PoolId, Position, SeqId, Slot, StepId};
 use crate::contract::span::Span;
 use crate::contract::state_section::{StateRow, StateSave, StateSection};
 use crate::contract::usage::PoolUsage;
@@ -93,6 +93,15 @@ impl StateGroup {
     /// Number of tokens that a sequence's live state and tail cover: its claimed length.
     pub(crate) fn covered_len(&self, seq: SeqId) -> Result<Position, CacheError> {
         self.seqs.get(seq).map(StateSequence::covered_len)
+    }
+
+    /// The position and slot of every checkpoint of the sequences, in order of position.
+    pub(crate) fn checkpoints(&self) -> Vec<(Position, Slot)> {
+        let checkpoints = self.seqs.iter().flat_map(|(_, sequence)| &sequence.checkpoints);
+        let current = checkpoints.filter(|checkpoint| self.ledger.is_current(checkpoint));
+        let mut states: Vec<_> = current.map(|current| (current.position, current.slot)).collect();
+        states.sort_unstable();
+        states
     }
 
     /// Marks positions of a sequence. Seals the live state if its position is marked.
