@@ -12,11 +12,11 @@ use crate::isa::tile::{LANES, STEP, transpose_rows};
 use crate::memory::aligned::AlignedVec;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
-use crate::weights::packed_file::MatrixId;
 use crate::weights::panels::{
     EncodedPanel, EncodedRows, PanelLayout, PanelReader, PanelScratch, Panels, RowScratch, WriteRow,
     next_panel_distance,
 };
+use crate::weights::shared_panels::MatrixId;
 use kvasir_formats::{DType, Error, encoding};
 use std::convert::Infallible;
 

@@ -2,7 +2,7 @@
 //!
 //! - `source.rs`, `checkpoint.rs`, `random.rs`: where weights come from. `precision.rs`: the
 //!   arithmetic that they need.
-//! - `packed_file.rs`: packed weights in shared memory.
+//! - `packed_file.rs`: packed weights in shared memory. `shared_panels.rs`: those of one matrix.
 //! - `panels.rs`: panels of any format, read in place until packed. `quant/`, `bf16.rs`, `f32/`:
 //!   the formats.
 //! - `packer.rs`: picks a format per matrix. `linear.rs`: the packed matrices of ops.
@@ -19,4 +19,5 @@ pub(crate) mod panels;
 pub(crate) mod precision;
 pub(crate) mod quant;
 pub(crate) mod random;
+pub(crate) mod shared_panels;
 pub(crate) mod source;

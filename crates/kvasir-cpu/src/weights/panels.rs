@@ -18,7 +18,7 @@ use crate::memory::aligned::AlignedVec;
 use crate::memory::buffer::Buffer;
 use crate::prefetch::hint::{CacheLevel, prefetch_line};
 use crate::threads::pool::ThreadPool;
-use crate::weights::packed_file::{MatrixId, SharedPanels};
+use crate::weights::shared_panels::{MatrixId, SharedPanels};
 use kvasir_formats::Error;
 use std::io;
 use std::ops::Range;

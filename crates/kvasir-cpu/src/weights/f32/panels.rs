@@ -5,8 +5,8 @@ use crate::isa::tile::LANES;
 use crate::threads::pool::ThreadPool;
 use crate::weights::f32::PART;
 use crate::weights::f32::width::{Width, encode_row};
-use crate::weights::packed_file::MatrixId;
 use crate::weights::panels::{PanelLayout, Panels, WriteRow};
+use crate::weights::shared_panels::MatrixId;
 use kvasir_formats::Error;
 
 /// Panel layout: parts of [`PART`] inputs x 16 outputs, in the stored width.

@@ -1,10 +1,10 @@
 //! Quantized weight matrices as panels of blocks, read in place until they are packed.
 
 use crate::isa::features::Isa;
-use crate::weights::packed_file::MatrixId;
 use crate::weights::panels::{EncodedPanel, EncodedRows, PanelLayout, PanelReader, Panels, RowScratch};
 use crate::weights::quant::format::{BLOCK, Format};
 use crate::weights::quant::pack::pack;
+use crate::weights::shared_panels::MatrixId;
 use kvasir_formats::DType;
 
 /// Panel layout: blocks one after the other.
