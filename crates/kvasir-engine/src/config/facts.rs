@@ -1,6 +1,7 @@
 //! [`Facts`]: the properties of the model and the device from which `EngineConfig::resolve` derives
 //! defaults and checks.
 
+use crate::config::join_reason::JoinReason;
 use kvasir_kv::GroupKind;
 
 /// Properties of a model and a device on which configuration defaults and checks depend.
@@ -10,8 +11,11 @@ pub struct Facts {
     pub max_model_len: u32,
     /// Memory that the weights leave, in bytes; `None` if unknown.
     pub free_bytes: Option<u64>,
-    /// The layer groups, with the size of their slots.
+    /// The layer groups, with the size of their slots. Window groups are listed apart from the full
+    /// group, also if the configuration joins them.
     pub groups: Vec<GroupFacts>,
+    /// Why window groups join the full group, for reasons outside the configuration.
+    pub joins_windows: Option<JoinReason>,
     /// Upper bound of the KV cache capacity in slots if the configuration does not set the
     /// capacity; `None` if only memory bounds it.
     pub max_default_capacity: Option<u32>,
@@ -54,12 +58,6 @@ impl GroupFacts {
 }
 
 impl Facts {
-    /// Bytes of a KV cache slot, at least 1. Window groups share the slots of the full group.
-    pub(super) fn kv_slot_bytes(&self) -> u64 {
-        let groups = self.groups.iter().filter(|group| group.kind != GroupKind::State);
-        groups.fold(0, |sum: u64, group| sum.saturating_add(group.slot_bytes)).max(1)
-    }
-
     /// The group of the recurrent states, if the model has any.
     pub(super) fn states(&self) -> Option<&GroupFacts> {
         self.groups.iter().find(|group| group.kind == GroupKind::State)

@@ -1,28 +1,35 @@
-//! [`MemoryDivision`]: divides the memory that the weights leave among K/V slots, live recurrent
-//! states and checkpoints of states.
+//! [`MemoryDivision`]: divides the memory that the weights leave among K/V slots of the full group
+//! and of window groups, live recurrent states and checkpoints of states.
 //!
 //! `M` is the engine's share of that memory. A live state takes `live = state + tail` bytes, where
-//! the tail has a row per draft token.
+//! the tail has a row per draft token. Between steps, a sequence holds at most `W` slots of a window
+//! group. Steps in flight write at most `S` rows: `max_num_batched_tokens` each, two with `overlap`.
 //!
 //! 1. *Checkpoints*: `C = state_memory / state`. The default is `M / 8`, at most a checkpoint per
 //!    256 slots of the requested K/V capacity, at least 4 checkpoints.
-//! 2. *Live states*: `L = (M - C state) / (T kv + live)`, in `1 ..= max_num_seqs`: as many as there
-//!    are sequences of `T = min(max_model_len, 8192)` tokens in the rest.
-//! 3. *K/V*: `(M - C state - L live) / kv` slots, at most `Facts::max_default_capacity`.
+//! 2. *Sequences*: `n = (M - C state - S window) / (T full + W window + live)`, in
+//!    `1 ..= max_num_seqs`, for sequences of `T = min(max_model_len, 8192)` tokens.
+//! 3. *Live states*: `L = n`. *Windows*: `n W + S` slots, at most those of the full group.
+//! 4. *Full group*: as many slots as the rest holds, at most `Facts::max_default_capacity`.
 //!
-//! If `kv_capacity` is set, `M` is all of the memory, and K/V takes its slots first. By default,
-//! checkpoints then get at most half of the remainder, and live states the rest. If the memory is
-//! unknown or overcommitted, live states and default checkpoints each take at most as much as K/V.
+//! If `kv_capacity` is set, `M` is all of the memory, and the full group takes its slots first. By
+//! default, checkpoints then get at most half of the remainder, and `n` is the number of live states
+//! and windows in the rest. If the memory is unknown or overcommitted, default checkpoints take at
+//! most as much as the full group, and so do live states and windows together.
 //!
-//! A model without states has step 3 only, with `C = L = 0`. Invariant: unless memory is
-//! overcommitted or unknown, the parts never exceed `M`; `division_never_exceeds_the_memory` guards
-//! it.
+//! Window layers that join the full group are part of its slots (`JoinReason`). Without states,
+//! `C = L = 0`. Invariant: unless memory is overcommitted or unknown, the parts never exceed `M`;
+//! `division_never_exceeds_the_memory` guards it.
+
+mod kv_sizes;
 
 use crate::config::EngineConfig;
 use crate::config::error::{ConfigError, MAX_TOKENS, checked_count, ensure};
 use crate::config::facts::{Facts, GroupFacts};
+use crate::config::join_reason::JoinReason;
+use crate::config::memory_division::kv_sizes::KvSizes;
 use crate::scheduler::limits::Limits;
-use kvasir_kv::StateConfig;
+use kvasir_kv::{CacheKind, StateConfig, WindowConfig};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Display};
 
@@ -41,16 +48,38 @@ const MIN_INTERVAL: u64 = 256;
 const MAX_INTERVAL: u64 = 4096;
 
 /// The memory of an engine's cache, by use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryDivision {
-    /// KV cache slots.
+    /// KV cache slots of the full group.
     pub slots: u32,
-    /// Bytes of a slot: K and V of a token in all layers.
+    /// Bytes of a slot of the full group: K and V of a token in its layers.
     pub slot_bytes: u64,
     /// Whether memory holds more slots than `Facts::max_default_capacity` allows.
     pub is_capped: bool,
+    /// The window groups, from narrow to wide.
+    #[serde(default)]
+    pub windows: Vec<WindowDivision>,
+    /// Why window layers store K and V of all tokens, if they join the full group.
+    #[serde(default)]
+    pub joined_windows: Option<JoinReason>,
     /// Recurrent states, if the model has any.
     pub states: Option<StateDivision>,
+}
+
+/// The pool of a window group, with sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowDivision {
+    /// Window, slots and longest draft.
+    pub config: WindowConfig,
+    /// Bytes of a slot: K and V of a token in the layers of the group.
+    pub slot_bytes: u64,
+}
+
+impl WindowDivision {
+    /// Bytes of K and V.
+    pub fn bytes(&self) -> u64 {
+        self.slot_bytes.saturating_mul(self.config.capacity.into())
+    }
 }
 
 /// The pool of recurrent states, with sizes.
@@ -102,17 +131,31 @@ impl FreeMemory {
     }
 }
 
+/// Properties of a cache on which the division of its memory depends.
+#[derive(Clone, Copy)]
+pub(super) struct CacheTraits {
+    pub(super) kind: CacheKind,
+    pub(super) block_size: u32,
+    /// Whether a step is claimed while another one runs.
+    pub(super) overlaps: bool,
+}
+
 impl MemoryDivision {
-    /// Divides the memory of an engine whose cache has blocks of `block_size` slots. Fails if it
-    /// holds less than one sequence, or less than the given capacity.
-    pub fn of(
+    /// Divides the memory of an engine. Fails if it holds less than one sequence, or less than the
+    /// given capacity.
+    pub(super) fn of(
         facts: &Facts,
         config: &EngineConfig,
         limits: &Limits,
-        block_size: u32,
+        cache: CacheTraits,
     ) -> Result<Self, ConfigError> {
         let share = config.memory_share()?;
-        let divider = Divider { facts, config, limits, block_size, slot_bytes: facts.kv_slot_bytes() };
+        let joined_windows = config.join_reason(facts, cache.kind);
+        let step_rows = limits.max_num_batched_tokens.saturating_mul(1 + u32::from(cache.overlaps));
+        let is_joined = joined_windows.is_some() || config.rings;
+        let kv = KvSizes::new(facts, is_joined, cache.block_size, step_rows);
+        let divider =
+            Divider { facts, config, limits, block_size: cache.block_size, kv: &kv, joined_windows };
         divider.check_state_options()?;
         match config.kv_capacity {
             Some(slots) => divider.divide_with_capacity(slots),
@@ -120,9 +163,15 @@ impl MemoryDivision {
         }
     }
 
+    /// Bytes of K and V of the full group.
+    fn full_bytes(&self) -> u64 {
+        self.slot_bytes.saturating_mul(self.slots.into())
+    }
+
     /// Bytes of K and V.
     pub fn kv_bytes(&self) -> u64 {
-        self.slot_bytes.saturating_mul(self.slots.into())
+        let windows = self.windows.iter().map(WindowDivision::bytes);
+        windows.fold(self.full_bytes(), u64::saturating_add)
     }
 
     /// Bytes of all parts.
@@ -133,8 +182,16 @@ impl MemoryDivision {
 
 impl Display for MemoryDivision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} slots of K/V in {}", self.slots, Bytes(self.kv_bytes()))?;
+        write!(f, "{} slots of K/V in {}", self.slots, Bytes(self.full_bytes()))?;
+        self.windows.iter().try_for_each(|window| write!(f, "; {window}"))?;
         self.states.iter().try_for_each(|states| write!(f, "; {states}"))
+    }
+}
+
+impl Display for WindowDivision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WindowConfig { window, capacity, .. } = self.config;
+        write!(f, "{capacity} slots of windows of {window} in {}", Bytes(self.bytes()))
     }
 }
 
@@ -165,6 +222,14 @@ impl Display for Bytes {
     }
 }
 
+/// The sequences for which windows and live states have room.
+#[derive(Clone, Copy)]
+struct Sequences {
+    count: u32,
+    /// With `count` live states.
+    states: Option<StateDivision>,
+}
+
 /// Divides the memory of one engine.
 #[derive(Clone, Copy)]
 struct Divider<'a> {
@@ -172,7 +237,8 @@ struct Divider<'a> {
     config: &'a EngineConfig,
     limits: &'a Limits,
     block_size: u32,
-    slot_bytes: u64,
+    kv: &'a KvSizes,
+    joined_windows: Option<JoinReason>,
 }
 
 impl Divider<'_> {
@@ -209,11 +275,16 @@ impl Divider<'_> {
             Some(_) => u32::MAX,
             None => self.limits.max_model_len,
         });
-        let bound = bound.min(self.max_slots());
+        let mut bound = bound.min(self.max_slots());
+        if self.kv.full() == 0 {
+            // Only the sequences bound a full group without layers.
+            let Limits { max_num_seqs, max_model_len, .. } = *self.limits;
+            bound = bound.min(max_num_seqs.saturating_mul(max_model_len.max(self.block_size)));
+        }
         let memory = FreeMemory(bytes);
-        let states = self.facts.states().map(|group| self.divide_states(group, memory, bound)).transpose()?;
+        let Sequences { count, states } = self.divide_among_sequences(memory, bound)?;
         let kv_memory = memory.minus(states.map_or(0, |states| states.bytes()));
-        let fitting = kv_memory.count_fitting(self.slot_bytes, self.max_slots());
+        let fitting = self.kv.slots_fitting(kv_memory, count, self.max_slots());
         let slots = fitting.min(bound);
         ensure(slots >= self.block_size, || {
             let reason = match (&states, bytes) {
@@ -221,17 +292,30 @@ impl Divider<'_> {
                 _ => format!(
                     "leaves no room for a block of {} slots of {}",
                     self.block_size,
-                    Bytes(self.slot_bytes)
+                    Bytes(self.kv.token_bytes())
                 ),
             };
             ConfigError::invalid("memory_utilization", &share, reason)
         })?;
         let is_capped = self.facts.max_default_capacity.is_some() && bytes.is_some() && fitting > slots;
-        Ok(MemoryDivision { slots, slot_bytes: self.slot_bytes, is_capped, states })
+        Ok(MemoryDivision { is_capped, ..self.division(slots, Sequences { count, states }) })
     }
 
-    /// Gives K/V `slots` slots and divides the remaining memory between live states and
-    /// checkpoints.
+    /// A division with `slots` slots in the full group and windows for some sequences.
+    fn division(self, slots: u32, sequences: Sequences) -> MemoryDivision {
+        let windows = self.kv.window_configs(sequences.count, slots);
+        MemoryDivision {
+            slots,
+            slot_bytes: self.kv.full(),
+            is_capped: false,
+            windows: windows.map(|(config, slot_bytes)| WindowDivision { config, slot_bytes }).collect(),
+            joined_windows: self.joined_windows,
+            states: sequences.states,
+        }
+    }
+
+    /// Gives the full group `slots` slots and divides the remaining memory among windows, live
+    /// states and checkpoints.
     fn divide_with_capacity(self, slots: u32) -> Result<MemoryDivision, ConfigError> {
         checked_count("kv_capacity", Some(slots), slots, self.max_slots())?;
         ensure(slots >= self.block_size, || {
@@ -241,57 +325,68 @@ impl Divider<'_> {
         let bytes = self.facts.free_bytes.filter(|_| !self.config.overcommit);
         let needs_overcommit =
             |reason| Err(ConfigError::conflict(("kv_capacity", &slots), ("overcommit", &"off"), reason));
-        let fitting = FreeMemory(bytes).count_fitting(self.slot_bytes, u32::MAX);
+        let fitting = self.kv.slots_fitting(FreeMemory(bytes), 1, u32::MAX);
         if slots > fitting {
             let reason = format!("the memory that the weights leave free holds {fitting} slots");
             return needs_overcommit(reason);
         }
-        let division = MemoryDivision { slots, slot_bytes: self.slot_bytes, is_capped: false, states: None };
-        let Some(group) = self.facts.states() else { return Ok(division) };
         let bytes = bytes.map(|bytes| bytes / u64::from(self.config.engines.max(1)));
-        let states = self.divide_states(group, FreeMemory(bytes), slots)?;
-        let division = MemoryDivision { states: Some(states), ..division };
-        match bytes {
-            Some(bytes) if division.bytes() > bytes => {
-                needs_overcommit(format!("the weights leave {}", self.shortage(&states, bytes)))
+        let sequences = self.divide_among_sequences(FreeMemory(bytes), slots)?;
+        let division = self.division(slots, sequences);
+        match (bytes, &division.states) {
+            (Some(bytes), Some(states)) if division.bytes() > bytes => {
+                needs_overcommit(format!("the weights leave {}", self.shortage(states, bytes)))
             }
             _ => Ok(division),
         }
     }
 
-    /// Divides `memory` between live states and checkpoints. K/V takes `bound` slots of it if
-    /// `kv_capacity` is set, else at most `bound`. At least one live state, even if it does not
-    /// fit.
-    fn divide_states(
+    /// Divides `memory` into checkpoints, live states and windows of sequences. The full group takes
+    /// `bound` slots of it if `kv_capacity` is set, else at most `bound`. At least one sequence,
+    /// even if it does not fit.
+    fn divide_among_sequences(self, memory: FreeMemory, bound: u32) -> Result<Sequences, ConfigError> {
+        let states = self.facts.states().map(|group| self.checkpoints_of(group, memory, bound));
+        let mut states = states.transpose()?;
+        let full_bytes = self.kv.full().saturating_mul(bound.into());
+        let free = memory.minus(states.map_or(0, |states| states.checkpoint_bytes()));
+        let beside = free.minus(self.kv.in_flight_bytes());
+        let live_bytes = states.map_or(0, |states| states.live());
+        let sequence_bytes = live_bytes.saturating_add(self.kv.window_bytes(u32::MAX));
+        // Every running sequence owns at least one block.
+        let max = self.limits.max_num_seqs.min(bound / self.block_size);
+        let count = match (free.0, self.config.kv_capacity) {
+            (None, _) if full_bytes == 0 => max,
+            (None, _) => FreeMemory(Some(full_bytes)).count_fitting(sequence_bytes, max),
+            (Some(_), Some(_)) => beside.minus(full_bytes).count_fitting(sequence_bytes, max),
+            (Some(_), None) => {
+                let tokens = self.limits.max_model_len.min(TYPICAL_TOKENS);
+                let full = self.kv.full().saturating_mul(tokens.into());
+                let kv = full.saturating_add(self.kv.window_bytes(tokens));
+                beside.count_fitting(kv.saturating_add(live_bytes), max)
+            }
+        };
+        let count = count.max(1);
+        states.iter_mut().for_each(|states| states.config.live = count);
+        Ok(Sequences { count, states })
+    }
+
+    /// The checkpoints of a state pool that has one live state yet.
+    fn checkpoints_of(
         self,
         group: &GroupFacts,
         memory: FreeMemory,
         bound: u32,
     ) -> Result<StateDivision, ConfigError> {
-        let (config, state_bytes) = (self.config, group.slot_bytes.max(1));
-        let kv_bytes = self.slot_bytes.saturating_mul(bound.into());
-        let tail_bytes = group.tail_row_bytes.saturating_mul(self.facts.longest_draft.into());
-        let state_config = StateConfig {
+        let state_bytes = group.slot_bytes.max(1);
+        let interval = self.config.state_interval;
+        let config = StateConfig {
             live: 1,
             checkpoints: self.checkpoints(state_bytes, memory, bound)?,
             tail_rows: self.facts.longest_draft,
-            interval: config.state_interval.unwrap_or_else(|| default_interval(state_bytes, self.slot_bytes)),
+            interval: interval.unwrap_or_else(|| default_interval(state_bytes, self.kv.full())),
         };
-        let mut states = StateDivision { config: state_config, state_bytes, tail_bytes };
-        let free = memory.minus(states.checkpoint_bytes());
-        // Every running sequence owns at least one block.
-        let max_live = self.limits.max_num_seqs.min(bound / self.block_size);
-        let live = match (free.0, config.kv_capacity) {
-            (None, _) => FreeMemory(Some(kv_bytes)).count_fitting(states.live(), max_live),
-            (Some(_), Some(_)) => free.minus(kv_bytes).count_fitting(states.live(), max_live),
-            (Some(_), None) => {
-                let tokens = self.limits.max_model_len.min(TYPICAL_TOKENS);
-                let kv = self.slot_bytes.saturating_mul(tokens.into());
-                free.count_fitting(kv.saturating_add(states.live()), max_live)
-            }
-        };
-        states.config.live = live.max(1);
-        Ok(states)
+        let tail_bytes = group.tail_row_bytes.saturating_mul(self.facts.longest_draft.into());
+        Ok(StateDivision { config, state_bytes, tail_bytes })
     }
 
     /// Number of checkpoints of `state_bytes` bytes in a pool of at most `bound` K/V slots.
@@ -304,7 +399,7 @@ impl Divider<'_> {
             })?;
             return Ok(count as u32);
         }
-        let kv_bytes = self.slot_bytes.saturating_mul(bound.into());
+        let kv_bytes = self.kv.full().saturating_mul(bound.into());
         let budget = match (memory.0, self.config.kv_capacity) {
             (None, _) => kv_bytes,
             (Some(bytes), None) => bytes / CHECKPOINT_DIVISOR,
@@ -316,15 +411,19 @@ impl Divider<'_> {
 
     /// Describes, for an error message, why `bytes` bytes hold less than one sequence.
     fn shortage(self, states: &StateDivision, bytes: u64) -> String {
-        let (checkpoints, size, block) = (states.config.checkpoints, states.state_bytes, self.block_size);
+        let (checkpoints, size) = (states.config.checkpoints, states.state_bytes);
+        let slots = self.config.kv_capacity.unwrap_or(self.block_size);
+        let mut windows = String::new();
+        for (config, slot_bytes) in self.kv.window_configs(1, slots) {
+            windows += &format!(" and {}", WindowDivision { config, slot_bytes });
+        }
         format!(
             "{} for K/V and recurrent states, less than one sequence needs: {checkpoints} checkpoints \
-             of {} each, a live state of {} and {} slots of K/V of {} each",
+             of {} each, a live state of {} and {slots} slots of K/V of {} each{windows}",
             Bytes(bytes),
             Bytes(size),
             Bytes(states.live()),
-            self.config.kv_capacity.unwrap_or(block),
-            Bytes(self.slot_bytes),
+            Bytes(self.kv.full()),
         )
     }
 }

@@ -10,6 +10,7 @@
 pub(crate) mod encoder;
 pub(crate) mod error;
 pub(crate) mod facts;
+pub(crate) mod join_reason;
 pub(crate) mod memory_division;
 pub(crate) mod policy;
 pub(crate) mod recurrent_layers;
@@ -51,6 +52,9 @@ pub struct EngineConfig {
     pub block_size: Option<u32>,
     /// Whether sliding-window layers have ring buffers, for `contiguous`.
     pub rings: bool,
+    /// Whether K/V blocks are exported or imported. Sliding-window layers then store K/V of all
+    /// tokens: a block holds all layers.
+    pub transfers_kv: bool,
     /// Automatic prefix caching, for `paged` and `radix`; on by default.
     pub prefix_cache: Option<bool>,
     /// Maximum running sequences: 512 by default, 1 for caches of one sequence.

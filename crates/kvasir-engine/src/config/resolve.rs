@@ -3,7 +3,7 @@
 use crate::config::EngineConfig;
 use crate::config::error::{ConfigError, MAX_TOKENS, checked_count, checked_share, ensure};
 use crate::config::facts::Facts;
-use crate::config::memory_division::MemoryDivision;
+use crate::config::memory_division::{CacheTraits, MemoryDivision};
 use crate::config::policy::PolicyConfig;
 use crate::core::Core;
 use crate::scheduler::limits::Limits;
@@ -20,7 +20,7 @@ pub struct Resolved {
     pub kind: CacheKind,
     /// Capacity, block size and capabilities of the cache.
     pub cache: CacheConfig,
-    /// How the memory is divided among K/V, live states and checkpoints.
+    /// How the memory is divided among K/V, windows, live states and checkpoints.
     pub division: MemoryDivision,
     /// Scheduling policy.
     pub policy: PolicyConfig,
@@ -83,7 +83,9 @@ impl EngineConfig {
         } else {
             1
         };
-        let division = MemoryDivision::of(facts, self, &limits, block_size)?;
+        let overlap = self.overlap.unwrap_or(facts.overlaps);
+        let traits = CacheTraits { kind, block_size, overlaps: overlap };
+        let division = MemoryDivision::of(facts, self, &limits, traits)?;
         self.policy.check(block_size, &limits)?;
         let cache = CacheConfig {
             // Ended sequences may still be named by steps in flight.
@@ -92,10 +94,10 @@ impl EngineConfig {
             sharing: limits.prefix_cache,
             dummy: needs_blocks,
             rings,
+            windows: division.windows.iter().map(|window| window.config).collect(),
             states: division.states.map(|states| states.config),
             ..CacheConfig::new(division.slots)
         };
-        let overlap = self.overlap.unwrap_or(facts.overlaps);
         Ok(Resolved { kind, cache, division, policy: self.policy, order: self.order, limits, overlap })
     }
 

@@ -83,7 +83,7 @@ impl Groups {
 }
 
 /// Configuration of a cache's pool for the rows of sliding-window layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowConfig {
     /// The window: a query sees this many last positions, its own included.
     pub window: u32,
@@ -92,6 +92,20 @@ pub struct WindowConfig {
     /// Maximum number of draft tokens per sequence and step. The group holds this many more rows,
     /// so that the window is complete after a rejection.
     pub longest_draft: u32,
+}
+
+impl WindowConfig {
+    /// Number of last rows of a sequence that are not released when a step retires. The window is
+    /// then complete after a rewind of drafts, or to the last whole block.
+    pub(crate) fn kept_rows(&self, block_size: u32) -> u32 {
+        (self.window.saturating_sub(1)).saturating_add(self.longest_draft).saturating_add(block_size)
+    }
+
+    /// Upper bound of the slots that a sequence holds between steps. A step that writes `c` rows
+    /// needs at most `c` more: the kept rows and these may begin and end inside a block.
+    pub fn slots_per_sequence(&self, block_size: u32) -> u32 {
+        self.kept_rows(block_size).saturating_add(block_size.saturating_mul(2))
+    }
 }
 
 /// Configuration of a cache's pool of recurrent states.

@@ -72,7 +72,7 @@ impl WindowGroup {
         Ok(Self {
             group,
             window,
-            kept_rows: (window - 1).saturating_add(longest_draft).saturating_add(block_size),
+            kept_rows: config.kept_rows(block_size),
             longest_draft,
             block_size,
             cache: BlockCache::over(CompanionIndex::new(&pool_config)?, pool_config)?,

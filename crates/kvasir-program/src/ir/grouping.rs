@@ -60,6 +60,8 @@ impl Program {
     /// since it scores all tokens.
     pub fn grouping(&self, windows: Windows) -> Grouping {
         let mut widths = if windows == Windows::Separate { self.windows() } else { Vec::new() };
+        // A window of the whole context releases no rows.
+        widths.retain(|width| (*width as usize) < self.max_positions);
         widths.sort_unstable();
         widths.dedup();
         // Only the widest windows have groups; narrower ones join the next wider group.
@@ -111,6 +113,13 @@ mod tests {
         assert_eq!(grouping.of_layer, [0, 2, 1, 1, 0]);
         assert_eq!(grouping.slot_elements, [256, 256, 128]);
         assert_eq!(program.grouping(Windows::Joined).of_layer, [0; 5]);
+    }
+
+    #[test]
+    fn a_window_of_the_whole_context_joins_the_full_group() {
+        let grouping = program(&[Some(128), Some(127)]).grouping(Windows::Separate);
+        assert_eq!(grouping.kinds, [LayerGroup::Full, LayerGroup::Window(127)]);
+        assert_eq!(grouping.of_layer, [0, 1]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::config::EngineConfig;
 use crate::config::facts::{Facts, GroupFacts};
 use crate::config::memory_division::{MemoryDivision, default_interval};
-use kvasir_kv::{CacheKind, GroupKind, StateConfig};
+use kvasir_kv::{CacheKind, GroupKind, StateConfig, WindowConfig};
 use kvasir_testkit::{Random, rounds};
 
 const STATE: u64 = 1_000_000;
@@ -66,12 +66,83 @@ fn without_states_all_memory_holds_kv() {
     assert!(error(&dense(Some(10_000)), &whole()).contains("no room for a block of 16 slots of 1.0 kB"));
 }
 
+/// A model with a window of 500 tokens, whose layers take three quarters of the K/V of a token, and
+/// draft chains of four tokens.
+fn windowed(bytes: Option<u64>) -> Facts {
+    let window = GroupFacts { kind: GroupKind::Window(500), slot_bytes: 3 * SLOT, tail_row_bytes: 0 };
+    Facts { groups: vec![GroupFacts::full(SLOT), window], longest_draft: 4, ..dense(bytes) }
+}
+
+/// Slots of the full group and of the window.
+fn slots(facts: &Facts, config: &EngineConfig) -> (u32, u32) {
+    let division = divided(facts, config);
+    let [window] = division.windows[..] else { panic!("{division:?}") };
+    assert_eq!((window.config.window, window.config.longest_draft), (500, 4));
+    assert_eq!((division.slot_bytes, window.slot_bytes), (SLOT, 3 * SLOT));
+    (division.slots, window.config.capacity)
+}
+
 #[test]
-fn window_groups_share_the_slots_of_the_full_group() {
-    let window = GroupFacts { kind: GroupKind::Window(64), slot_bytes: 3 * SLOT, tail_row_bytes: 0 };
-    let facts = Facts { groups: vec![GroupFacts::full(SLOT), window], ..dense(Some(8_000_000)) };
-    let division = divided(&facts, &whole());
-    assert_eq!((division.slots, division.slot_bytes, division.states), (2000, 4 * SLOT, None));
+fn windows_are_divided_for_typical_sequences() {
+    let config = EngineConfig { max_num_batched_tokens: Some(1000), ..whole() };
+    // A sequence holds 499 + 4 rows and three blocks of 16; a step of 1,000 rows has 63 blocks.
+    let (of_sequence, of_step) = (499 + 4 + 3 * 16, 1008);
+    let facts = windowed(Some(100_000_000));
+    let count = (100_000_000 - 3000 * of_step) / (8192 * SLOT + 3000 * of_sequence);
+    let window = (count * of_sequence + of_step) / 16 * 16;
+    let full = (100_000_000 - 3000 * (count * of_sequence + of_step)) / SLOT;
+    assert_eq!((count, slots(&facts, &config)), (9, (full as u32, window as u32)));
+    let text = format!(
+        "{full} slots of K/V in {:.1} MB; {window} slots of windows of 500 in {:.1} MB",
+        full as f64 / 1e3,
+        3e-3 * window as f64
+    );
+    assert_eq!(divided(&facts, &config).to_string(), text);
+
+    let one = EngineConfig { max_num_seqs: Some(1), ..config.clone() };
+    assert_eq!(slots(&facts, &one).1, (of_sequence + of_step) as u32 / 16 * 16);
+    let overlap = EngineConfig { overlap: Some(true), ..one.clone() };
+    assert_eq!(slots(&facts, &overlap).1, (of_sequence + 2000) as u32 / 16 * 16);
+    // The full group has fewer slots than the window needs: each has as many as if joined.
+    let small = windowed(Some(4_000_000));
+    assert_eq!(slots(&small, &one), (1000, 992));
+    let joined = divided(&small, &EngineConfig { cache: Some(CacheKind::Tree), ..one });
+    assert_eq!((joined.slots, joined.slot_bytes, joined.windows.len()), (1000, 4 * SLOT, 0));
+    assert_eq!(joined.joined_windows.unwrap().to_string(), "a tree cache has one pool");
+}
+
+#[test]
+fn kv_capacity_is_allocated_before_windows() {
+    let facts = windowed(Some(100_000_000));
+    let config = |capacity, sequences| EngineConfig {
+        kv_capacity: Some(capacity),
+        max_num_seqs: Some(sequences),
+        max_num_batched_tokens: Some(1008),
+        ..EngineConfig::default()
+    };
+    // Beside 60,000 slots and a step there is room for 22 windows of 551 slots.
+    assert_eq!(slots(&facts, &config(60_000, 512)), (60_000, (22 * 551 + 1008) / 16 * 16));
+    assert_eq!(slots(&facts, &config(60_000, 3)), (60_000, (3 * 551 + 1008) / 16 * 16));
+    assert_eq!(slots(&facts, &config(1000, 512)), (1000, 992));
+    let fitting = (100_000_000 - 3000 * (551 + 1008)) / SLOT;
+    assert_eq!(slots(&facts, &config(fitting as u32, 512)).0, fitting as u32);
+    let refused = error(&facts, &config(fitting as u32 + 1, 512));
+    assert!(refused.ends_with(&format!("leave free holds {fitting} slots")), "{refused}");
+    // With unlimited memory, windows take at most as much as the full group, beside one step.
+    let unlimited = EngineConfig { overcommit: true, ..config(60_000, 512) };
+    let count = 60_000_000 / (551 * 3000);
+    assert_eq!(slots(&facts, &unlimited), (60_000, (count * 551 + 1008) / 16 * 16));
+    assert_eq!(slots(&windowed(None), &config(60_000, 512)), slots(&facts, &unlimited));
+}
+
+#[test]
+fn a_model_of_window_layers_only_has_a_full_group_without_bytes() {
+    let window = GroupFacts { kind: GroupKind::Window(500), slot_bytes: SLOT, tail_row_bytes: 0 };
+    let facts = Facts { groups: vec![GroupFacts::full(0), window], ..dense(Some(10_000_000)) };
+    let config = EngineConfig { max_num_seqs: Some(2), max_num_batched_tokens: Some(512), ..whole() };
+    let division = divided(&facts, &config);
+    assert_eq!((division.slots, division.slot_bytes), (2 * 16384, 0));
+    assert_eq!(division.windows[0].config.capacity, (2 * 547 + 512) / 16 * 16);
 }
 
 #[test]
@@ -221,17 +292,24 @@ fn division_never_exceeds_the_memory() {
         facts.max_model_len = random.between(2, 50_000);
         facts.longest_draft = random.below(20) as u32;
         facts.max_default_capacity = random.one_in(2).then(|| random.between(16, 100_000));
-        if random.one_in(2) {
+        for _ in 0..random.below(3) {
+            let kind = GroupKind::Window(power(&mut random, 14) as u32 * 3 + facts.groups.len() as u32);
+            facts.groups.push(GroupFacts { kind, slot_bytes: power(&mut random, 20), tail_row_bytes: 0 });
+        }
+        let has_states = random.one_in(2);
+        if has_states {
             let (slot_bytes, tail_row_bytes) = (power(&mut random, 28), power(&mut random, 16));
             facts.groups.push(GroupFacts { kind: GroupKind::State, slot_bytes, tail_row_bytes });
         }
-        let has_states = facts.groups.len() > 1;
         let is_given = random.one_in(3);
         let config = EngineConfig {
             kv_capacity: is_given.then(|| random.between(16, 1 << 20)),
             memory_utilization: (!is_given).then(|| random.below(101) as f64 / 100.0),
             engines: random.below(4) as u32,
             max_num_seqs: random.one_in(2).then(|| random.between(1, 1000)),
+            max_num_batched_tokens: random.one_in(2).then(|| random.between(1, 4096)),
+            overlap: Some(random.one_in(2)),
+            cache: random.one_in(4).then_some(CacheKind::Tree).filter(|_| !is_given),
             state_memory: (has_states && random.one_in(3)).then(|| random.below(bytes)),
             ..EngineConfig::default()
         };
@@ -239,7 +317,14 @@ fn division_never_exceeds_the_memory() {
         let division = resolved.division;
         let share = if is_given { 1.0 } else { config.memory_share().unwrap() };
         assert!(division.bytes() <= (bytes as f64 * share) as u64, "seed {seed}: {division:?} of {bytes}");
-        assert!(division.slots >= 16, "seed {seed}");
+        assert!(division.slots >= if resolved.kind == CacheKind::Tree { 1 } else { 16 }, "seed {seed}");
+        for window in &division.windows {
+            let WindowConfig { window: rows, capacity, .. } = window.config;
+            assert!(capacity <= division.slots, "seed {seed}");
+            // One sequence and one step fit, unless the full group is smaller.
+            let needed = rows + resolved.limits.max_num_batched_tokens;
+            assert!(capacity >= needed.min(division.slots / 16 * 16), "seed {seed}: {division:?}");
+        }
         if let Some(states) = division.states {
             let live = states.config.live;
             assert!((1..=resolved.limits.max_num_seqs).contains(&live), "seed {seed}: {live}");
