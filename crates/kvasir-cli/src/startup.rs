@@ -120,7 +120,8 @@ impl Started {
         options: &Options,
         service: Service,
     ) -> Result<Self, Failure> {
-        let config = options.config()?;
+        let transfers_kv = service.slot_directory.is_some();
+        let config = EngineConfig { transfers_kv, ..options.config()? };
         let (opened, name) = open_model(model, name, &config, &service)?;
         if service.needs_template {
             reject_encoder(&opened, &name)?;
@@ -188,7 +189,8 @@ impl Started {
         fleet: FleetStart,
         service: Service,
     ) -> Result<Self, Failure> {
-        let config = options.config()?;
+        let transfers_kv = fleet.roles.contains(&Role::Prefill);
+        let config = EngineConfig { transfers_kv, ..options.config()? };
         let (opened, name) = open_model(model, name, &config, &service)?;
         let Service { access, allowed, reports, names, timeout, rules, .. } = service;
         let Service { defaults, kv_events, streams, tokenizers, .. } = service;
@@ -355,7 +357,7 @@ pub(crate) fn build_model(
         max_len,
         max_new_tokens: sampling_args.max_new_tokens(opened)?,
         context_shift: sampling_args.shifts_context(),
-        is_recurrent: program.is_recurrent(),
+        uses_marks: program.is_recurrent() || !program.windows().is_empty(),
         hidden: returns_hidden.then_some(program.hidden as u32),
         encoder: program.is_encoder().then(|| model::EncoderFacts { labels: program.labels() as u32 }),
         eos: opened.eos(),

@@ -34,7 +34,7 @@ pub enum AnyExecutor {
     /// CPU backend.
     Cpu(Box<CpuExecutor>),
     /// Reference backend.
-    Plain(PlainExecutor),
+    Plain(Box<PlainExecutor>),
     /// CPU or reference backend as the leading rank of a tensor-parallel group, or as an
     /// expert-parallel replica.
     Ranked(Box<RankExecutor>),
@@ -60,7 +60,7 @@ impl AnyExecutor {
     pub fn on_thread(self) -> Result<Self, Error> {
         let started = match self {
             Self::Cpu(executor) => Background::start(*executor),
-            Self::Plain(executor) => Background::start(executor),
+            Self::Plain(executor) => Background::start(*executor),
             Self::Ranked(executor) => Background::start(*executor),
             Self::Background(_) | Self::Sim(_) => return Ok(self),
         };

@@ -11,7 +11,9 @@ use crate::model::Model;
 use crate::shared_prefix::SharedPrefix;
 use crate::speculation::Speculation;
 use kvasir_cpu::KvType;
-use kvasir_engine::{ConfigError, Core, Engine, EngineConfig, Facts, GroupFacts, Params, Request, Resolved};
+use kvasir_engine::{
+    ConfigError, Core, Engine, EngineConfig, Facts, GroupFacts, JoinReason, Params, Request, Resolved,
+};
 use kvasir_exec::Executor;
 use kvasir_kv::{Rings, Token};
 use std::{fmt::Display, time::Instant};
@@ -69,7 +71,13 @@ impl LoadedModel {
         let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
         let ring = cache.shape().rings.as_ref().map(Rings::longest_write);
         let states = cache.shape().states;
-        let executor = self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring, states })?;
+        let windows = Some(cache.shape().pool_slots()).filter(|_| !cache.shape().windows.is_empty());
+        let executor =
+            self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring, windows, states })?;
+        if windows.is_some() && !executor.abilities().windows {
+            let reason = format!("`{}` has no window groups", self.backend());
+            return Err(Error::invalid("backend", reason));
+        }
         if states.is_some() && !executor.abilities().states {
             let reason = format!("`{}` does not store recurrent states", self.backend());
             return Err(Error::invalid("backend", reason));
@@ -102,6 +110,7 @@ impl LoadedModel {
                 Some(preset) => vec![GroupFacts::full(preset.slot_bytes())],
                 None => group_facts(program, self.draft_layers(), kv),
             },
+            joins_windows: self.speculation().and_then(Speculation::joins_windows),
             max_default_capacity,
             longest_draft: self.speculation().map_or(0, Speculation::longest_draft),
             windows: program.windows(),
@@ -190,6 +199,10 @@ impl Speculation {
             let reason = "a state covers one path of the tree; propose chains (topk=1)";
             return Err(ConfigError::recurrent_layers(("speculation", self), reason).into());
         }
+        let windows = engine.core().cache().shape().windows.len();
+        if self.proposes_trees() && windows > 0 {
+            return Err(conflict("window_groups", &windows, &"a window covers one path of the tree").into());
+        }
         let engine = match self.drafter() {
             Some(drafter) => engine.draft(drafter),
             None => engine.draft_in_executor(shape.depth, shape.nodes, self.proposes_trees()),
@@ -215,6 +228,8 @@ impl Model {
         }
         let kv = options.kv.or(prefix.map(SharedPrefix::kv));
         let facts = self.loaded.facts_for(Some(DEFAULT_SLOTS), kv.unwrap_or(self.loaded.kv()));
+        let joins_windows = prefix.map(|_| JoinReason::SharedPrefix).or(facts.joins_windows);
+        let facts = Facts { joins_windows, ..facts };
         let resolved = options.engine.resolve(&facts)?;
         let own = resolved.build_cache()?;
         let cache = match prefix {

@@ -4,17 +4,15 @@ use crate::error::Error;
 use crate::opened::OpenedModel;
 use crate::speculation::Speculation;
 use kvasir_cpu::KvType;
-use kvasir_engine::{EngineConfig, Facts, GroupFacts, MemoryDivision};
+use kvasir_engine::{EngineConfig, Facts, GroupFacts, JoinReason, MemoryDivision};
 use kvasir_kv::GroupKind;
 use kvasir_program::{LayerFacts, LayerGroup, Program, Windows};
 
-/// The layer groups of a program whose K and V have the data type `kv`. `draft_layers` are the
-/// layers of the draft model, whose KV pool has a slot per slot of the target's.
-///
-/// Sliding-window layers belong to the full group: only `contiguous` with ring buffers releases the
-/// rows behind a window.
+/// The layer groups of a program whose K and V have the data type `kv`, with sliding-window layers
+/// apart. `draft_layers` are the layers of the draft model, whose KV pool has a slot per slot of
+/// the target's full group.
 pub(crate) fn group_facts(program: &Program, draft_layers: &[LayerFacts], kv: KvType) -> Vec<GroupFacts> {
-    let grouping = program.grouping(Windows::Joined);
+    let grouping = program.grouping(Windows::Separate);
     let facts = |(group, kind): (u8, &LayerGroup)| {
         let of_group = program.layers.iter().zip(&grouping.of_layer).filter(|(_, of)| **of == group);
         let mut layers: Vec<_> = of_group.map(|(layer, _)| *layer).collect();
@@ -43,6 +41,11 @@ fn f32_bytes(elements: usize) -> u64 {
 }
 
 impl Speculation {
+    /// Why these drafts need the K/V of sliding-window layers in the full group, if they do.
+    pub(crate) fn joins_windows(&self) -> Option<JoinReason> {
+        self.proposes_trees().then_some(JoinReason::TreeDrafts)
+    }
+
     /// Maximum draft tokens per sequence and step.
     pub(crate) fn longest_draft(&self) -> u32 {
         let shape = self.parameters.shape;
@@ -67,6 +70,7 @@ impl OpenedModel {
             max_model_len: max_model_len.saturating_add(target.is_encoder().into()),
             free_bytes: free.map(|free| free.saturating_sub(self.stored_bytes())),
             groups: group_facts(target, draft_layers, kv),
+            joins_windows: self.speculation().and_then(Speculation::joins_windows),
             max_default_capacity,
             longest_draft: self.speculation().map_or(0, Speculation::longest_draft),
             is_encoder: target.is_encoder(),

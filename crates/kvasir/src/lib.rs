@@ -107,8 +107,8 @@ pub use kvasir_chat::{
 pub use kvasir_cpu::{KvType, PackedFile, Precision};
 pub use kvasir_draft::TreeShape;
 pub use kvasir_engine::{
-    Argument, ConfigError, DraftWidth, EngineConfig, Facts, Finish, GroupFacts, MemoryDivision, Order,
-    Params, PolicyConfig, PrefixMatch, Refusal, RequestId, Resolved, StateDivision,
+    Argument, ConfigError, DraftWidth, EngineConfig, Facts, Finish, GroupFacts, JoinReason, MemoryDivision,
+    Order, Params, PolicyConfig, PrefixMatch, Refusal, RequestId, Resolved, StateDivision,
 };
 pub use kvasir_kv::{CacheKind, ShortHit, Token};
 pub use kvasir_sample::{

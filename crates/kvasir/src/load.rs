@@ -9,7 +9,7 @@ use kvasir_cpu::{
     CpuExecutor, CpuModel, KvType, LoadOptions, Precision, RandomWeights, ThreadPool, WeightSource,
 };
 use kvasir_exec::{Executor, ExpertExchange, Ran, RankControl, RankExecutor, Ranks};
-use kvasir_kv::{StateConfig, Token};
+use kvasir_kv::{Slots, StateConfig, Token};
 use kvasir_plain::{Limits, PlainExecutor, PlainModel};
 use kvasir_program::{LayerFacts, Program};
 use kvasir_sim::{Paced, Preset, TokenList};
@@ -113,6 +113,8 @@ pub(crate) struct ExecutorSizes {
     pub(crate) kv: Option<KvType>,
     /// The longest write, if sliding-window layers use ring buffers.
     pub(crate) ring: Option<u32>,
+    /// Slots per layer group, if sliding-window layers have pools of their own.
+    pub(crate) windows: Option<Slots>,
     /// The pool of recurrent states.
     pub(crate) states: Option<StateConfig>,
 }
@@ -256,12 +258,12 @@ impl LoadedModel {
         rows: u32,
         kv: Option<KvType>,
     ) -> Result<AnyExecutor, Error> {
-        self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring: None, states: None })
+        self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring: None, windows: None, states: None })
     }
 
     /// Builds an executor with these pools.
     pub(crate) fn executor_with(&self, sizes: ExecutorSizes) -> Result<AnyExecutor, Error> {
-        let ExecutorSizes { slots, tokens, rows, kv, ring, states } = sizes;
+        let ExecutorSizes { slots, tokens, rows, kv, ring, windows, states } = sizes;
         Ok(match &self.weights {
             Weights::Cpu(model) => {
                 let kv = kv.unwrap_or(self.kv);
@@ -269,6 +271,7 @@ impl LoadedModel {
                 let no_memory =
                     |e| Error::invalid("kv_capacity", format!("no memory for `{slots}` slots: {e}"));
                 let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(no_memory)?;
+                let executor = executor.with_window_groups(windows).map_err(no_memory)?;
                 let executor = executor.with_states(states).map_err(|e| {
                     let slots = states.map_or(0, |states| states.slots());
                     Error::invalid("state_memory", format!("no memory for {slots} states: {e}"))
@@ -294,7 +297,8 @@ impl LoadedModel {
             }
             Weights::Plain(model) => {
                 let limits = Limits { slots, tokens, rows, states };
-                let executor = PlainExecutor::new(model, limits).with_batch_sizes(self.batch_sizes.clone());
+                let executor = PlainExecutor::new(model, limits).with_window_groups(windows);
+                let executor = executor.with_batch_sizes(self.batch_sizes.clone());
                 let drafting = match &self.draft {
                     Some(LoadedDraft {
                         weights: DraftWeights::Plain(model),
@@ -311,7 +315,8 @@ impl LoadedModel {
                     None => executor,
                 };
                 let with_experts = PlainExecutor::with_expert_parallelism;
-                self.join_group(executor, with_experts, PlainExecutor::among, AnyExecutor::Plain)?
+                let alone = |executor| AnyExecutor::Plain(Box::new(executor));
+                self.join_group(executor, with_experts, PlainExecutor::among, alone)?
             }
             Weights::Sim(preset, words) => AnyExecutor::Sim(Box::new(Paced::new(**preset, words.clone()))),
         })

@@ -147,7 +147,7 @@ impl Prefill {
         let config = StateConfig { live: 1, checkpoints: CHECKPOINTS, tail_rows: 0, interval: 0 };
         let states = model.loaded.program().is_recurrent().then_some(config);
         let (tokens, kv) = (CHUNK as u32, Some(kv));
-        let sizes = ExecutorSizes { slots, tokens, rows: 1, kv, ring: None, states };
+        let sizes = ExecutorSizes { slots, tokens, rows: 1, kv, ring: None, windows: None, states };
         let executor = model.loaded.executor_with(sizes)?;
         let config = CacheConfig { states, ..CacheConfig::new(slots) };
         Ok(Self { executor, cache: build(CacheKind::Contiguous, &config).map_err(broken)? })

@@ -143,7 +143,11 @@ impl Args {
             _ => rank::pin(&threads, 0, self.replica as usize, engines as usize)?,
         };
         let model = model.with_rank_threads(threads[0]);
-        let config = kvasir::EngineConfig { engines: engines * ranks as u32, ..options.config()? };
+        let config = kvasir::EngineConfig {
+            engines: engines * ranks as u32,
+            transfers_kv: fleet.transfers_kv(),
+            ..options.config()?
+        };
         let by_requests = fleet.rank_control() == RankControlMode::Requests;
         let peers = match (group.as_mut(), &member) {
             (Some(group), _) => Peers::Ranks(Leader { group, by_requests }),

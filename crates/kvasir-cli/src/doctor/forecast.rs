@@ -58,7 +58,7 @@ impl Forecast {
     }
 
     /// Longest context in tokens that the model supports and a division of the memory holds.
-    pub(crate) fn context(&self, division: MemoryDivision) -> u64 {
+    pub(crate) fn context(&self, division: &MemoryDivision) -> u64 {
         u64::from(division.slots).min(self.longest as u64)
     }
 
@@ -76,9 +76,10 @@ impl fmt::Display for Forecast {
             (Some(free), _) => write!(f, " do not fit into {:.1} GB of free memory", free as f64 / GB)?,
             (None, _) => write!(f, ", free memory unknown")?,
         }
-        if let Some(division) = self.division {
+        if let Some(division) = &self.division {
             let (slots, context) = (division.slots, self.context(division));
             write!(f, "; room for {slots} tokens of K and V, contexts of up to {context}")?;
+            division.windows.iter().try_for_each(|window| write!(f, "; {window}"))?;
             division.states.iter().try_for_each(|states| write!(f, "; {states}"))?;
         }
         match self.first_token {

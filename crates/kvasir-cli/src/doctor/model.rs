@@ -63,17 +63,25 @@ fn fits(stored: u64, free: Option<u64>) -> Check {
 
 /// Context capacity: tokens of K/V per GB, and the division of the memory left by the weights.
 fn context(opened: &OpenedModel, forecast: &Forecast) -> Check {
-    let slot = slot_bytes(opened, KvType::Bf16) as u64;
+    let all_layers = slot_bytes(opened, KvType::Bf16) as u64;
+    let slot = forecast.division.as_ref().map_or(all_layers, |division| division.slot_bytes).max(1);
     let per_gb = 1_000_000_000 / slot;
     let mut found = format!("{per_gb} tokens of K/V per GB in bf16");
     let mut check = Check::ok("context", "");
-    if let Some(division) = forecast.division {
+    if let Some(division) = &forecast.division {
         let longest = forecast.context(division);
         found += &format!(
             ", {} in the memory that the weights leave; contexts of up to {longest}",
             division.slots
         );
         check = check.value("tokens", division.slots).value("longest", longest);
+        for window in &division.windows {
+            found += &format!("; {window}");
+            check = check.value("window_slots", window.config.capacity).value("window_bytes", window.bytes());
+        }
+        if let Some(reason) = division.joined_windows {
+            found += &format!("; sliding-window layers store K/V of all tokens: {reason}");
+        }
         if let Some(states) = division.states {
             found += &format!("; {states}");
             let StateConfig { live, checkpoints, interval, .. } = states.config;

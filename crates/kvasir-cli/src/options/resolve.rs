@@ -25,6 +25,7 @@ impl Options {
             state_interval: self.sequence.state_interval,
             block_size: self.sequence.block_size,
             rings: self.sequence.rings.is_some_and(Switch::is_on),
+            transfers_kv: false,
             prefix_cache: self.batching.prefix_cache.map(Switch::is_on),
             max_num_seqs: self.batching.max_num_seqs,
             max_num_batched_tokens: self.sequence.max_num_batched_tokens,
@@ -101,6 +102,13 @@ pub(crate) fn setup(resolved: &Resolved, core: &Core) -> Map<String, Value> {
     set("overlap", resolved.overlap.into());
     set("graph_max_batch", limits.graph_max_batch.into());
     set("rings", resolved.cache.rings.is_some().into());
+    if !resolved.cache.windows.is_empty() {
+        let windows = resolved.cache.windows.iter();
+        set("window_slots", windows.map(|window| window.capacity).collect::<Vec<_>>().into());
+    }
+    if let Some(reason) = resolved.division.joined_windows {
+        set("joined_windows", reason.to_string().into());
+    }
     if let Some(states) = resolved.cache.states {
         set("live_states", states.live.into());
         set("checkpoints", states.checkpoints.into());

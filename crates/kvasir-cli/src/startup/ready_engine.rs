@@ -111,8 +111,8 @@ impl ReadyEngine {
         let core = resolved.core()?;
         let setup = setup_of(&loaded, &resolved, &core);
         if let Peers::Ranks(Leader { group, .. }) = peers {
-            let CacheShape { capacity: slots, states, .. } = *core.cache().shape();
-            group.start_executors(PoolSizes { slots, states }).map_err(Failure::failed)?;
+            let CacheShape { capacity: slots, windows, states, .. } = core.cache().shape().clone();
+            group.start_executors(PoolSizes { slots, windows, states }).map_err(Failure::failed)?;
         }
         let mut engine = loaded.engine(core, resolved.overlap)?;
         if warms_up {

@@ -28,3 +28,4 @@ mod speculation;
 mod storm;
 mod tokenizers;
 mod tool_calls;
+mod window_models;

@@ -128,7 +128,7 @@ impl RankGroup {
             if let Some(why) = difference {
                 return Err(GroupError::Rank { rank: index + 1, why });
             }
-            send(&rank.socket, &ToRank::Start(sizes))?;
+            send(&rank.socket, &ToRank::Start(sizes.clone()))?;
         }
         for (index, rank) in self.ranks.iter_mut().enumerate() {
             let ready = rank.receive(index + 1)?;

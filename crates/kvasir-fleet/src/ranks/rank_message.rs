@@ -4,7 +4,7 @@
 //! peer.
 
 use crate::message::Identity;
-use kvasir_kv::StateConfig;
+use kvasir_kv::{StateConfig, WindowConfig};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     io::{self, Read, Write},
@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Version of the messages and of the records in shared memory.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 /// Maximum size of an encoded message.
 const MAX_BYTES: u32 = 1 << 20;
 
@@ -29,10 +29,12 @@ pub(crate) enum FromRank {
 
 /// Sizes of the pools of every rank. Plans of rank 0 name slots of these pools, so all ranks have
 /// equally many, though a slot has different bytes on each rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolSizes {
-    /// Slots of the KV cache.
+    /// Slots of the full group.
     pub slots: u32,
+    /// The pools of the window groups.
+    pub windows: Vec<WindowConfig>,
     /// The pool of recurrent states, if the model has any.
     pub states: Option<StateConfig>,
 }

@@ -2,7 +2,8 @@
 //!
 //! Templates write control tokens around each message; `guard` of kvasir-chat keeps them out of
 //! client text. Later prompts diverge at such positions: a turn is appended, edited or branched.
-//! Models with recurrent layers store checkpoints of their states there.
+//! Models with recurrent layers store checkpoints of their states there, and sliding-window layers
+//! evict the rows before such a position last.
 
 use crate::model::Model;
 use kvasir_kv::{Position, Token};
@@ -11,10 +12,10 @@ use kvasir_kv::{Position, Token};
 const MAX_ENDS: usize = 1024;
 
 impl Model {
-    /// The positions of a prompt's control tokens, in ascending order; empty if the model has no
-    /// recurrent layers.
+    /// The positions of a prompt's control tokens, in ascending order; empty if prefix hits can
+    /// end anywhere.
     pub(crate) fn message_ends(&self, prompt: &[Token]) -> Vec<Position> {
-        if !self.facts.is_recurrent {
+        if !self.facts.uses_marks {
             return Vec::new();
         }
         let tokenizer = self.chat.tokenizer();

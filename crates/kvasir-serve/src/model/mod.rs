@@ -85,8 +85,9 @@ pub struct Facts {
     pub max_new_tokens: Option<u32>,
     /// Whether requests may shift their context when it is full (`--context-shift`).
     pub context_shift: bool,
-    /// Whether the model has recurrent layers: prefix hits then end at checkpoints.
-    pub is_recurrent: bool,
+    /// Whether the model has recurrent or sliding-window layers: prefix hits then end at marked
+    /// positions.
+    pub uses_marks: bool,
     /// Hidden size; `None` for the simulated device, which computes nothing.
     pub hidden: Option<u32>,
     /// End-of-sequence tokens.

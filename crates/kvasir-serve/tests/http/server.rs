@@ -281,7 +281,7 @@ pub(crate) fn model(max_len: u32, drafter: Option<&'static str>) -> Model {
         max_len,
         max_new_tokens: None,
         context_shift: false,
-        is_recurrent: false,
+        uses_marks: false,
         hidden: None,
         encoder: None,
         eos: vec![Toy::EOS],

@@ -1,6 +1,7 @@
 //! Test helpers: requests with a common prefix, and their runs on an executor that records logits.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)] // every test file uses its own part
 
+pub(crate) mod oracle;
 mod recorded_logits;
 
 use kvasir_engine::{
@@ -68,6 +69,8 @@ impl<E: Executor> Executor for RecordingExecutor<E> {
 #[derive(Debug, Default)]
 pub(crate) struct Coverage {
     pub(crate) hits: u32,
+    /// Tokens of the hits.
+    pub(crate) cached: u32,
     pub(crate) preemptions: u32,
     pub(crate) accepted: u32,
     pub(crate) rejected: u32,
@@ -113,6 +116,7 @@ impl Arrivals<'_> {
             for ended in outbox.ended.drain(..) {
                 assert_eq!(ended.finish, Finish::MaxTokens, "{:?}", self.context);
                 coverage.hits += u32::from(ended.cached > 0);
+                coverage.cached += ended.cached;
                 coverage.preemptions += ended.preemptions;
                 coverage.accepted += ended.accepted;
                 coverage.rejected += ended.drafted - ended.accepted;

@@ -62,11 +62,11 @@ impl Backend {
                 let limits = kvasir_plain::Limits { slots, tokens: TOKENS, rows: ROWS, states: Some(states) };
                 let executor = PlainExecutor::new(model, limits);
                 if !drafts {
-                    return AnyExecutor::Plain(executor);
+                    return AnyExecutor::Plain(Box::new(executor));
                 }
                 let source = DraftSource::Prediction;
                 let drafting = kvasir_plain::Drafting::new(model, source, kind, shape, limits, TAPS);
-                AnyExecutor::Plain(executor.drafting(drafting.unwrap()))
+                AnyExecutor::Plain(Box::new(executor.drafting(drafting.unwrap())))
             }
             Self::Cpu { target, prediction } => {
                 let limits =

@@ -1,12 +1,11 @@
 //! `Setup`: the cache, policy, drafts and preemption under which a test runs its requests.
 
 use crate::backend::{Backend, DRAFTS};
+use crate::common::oracle::Oracle;
 use crate::common::{Arrivals, Coverage, Outputs, RecordingExecutor, policy};
 use kvasir::AnyExecutor;
-use kvasir_engine::{Core, Drafter, Engine, Limits, NgramDrafter, Order, Proposal, Request, Sequence};
-use kvasir_kv::{CacheConfig, CacheKind, StateConfig, Token, build};
-use kvasir_testkit::Random;
-use std::collections::BTreeMap;
+use kvasir_engine::{Core, Engine, Limits, NgramDrafter, Order, Request};
+use kvasir_kv::{CacheConfig, CacheKind, StateConfig, build};
 
 /// Slots per block.
 pub(crate) const BLOCK: u32 = 8;
@@ -18,30 +17,6 @@ pub(crate) enum Drafts {
     Ngram,
     Oracle,
     Mtp,
-}
-
-/// A drafter that proposes the expected outputs, with one in five draft tokens wrong.
-struct Oracle {
-    /// Expected outputs by request tag.
-    outputs: BTreeMap<u64, Vec<Token>>,
-    random: Random,
-}
-
-impl Drafter for Oracle {
-    fn width(&self) -> u32 {
-        DRAFTS
-    }
-
-    fn proposes_trees(&self) -> bool {
-        false
-    }
-
-    fn propose(&mut self, sequence: &Sequence, proposal: &mut Proposal) {
-        let rest = &self.outputs[&sequence.tag()][sequence.outputs().len()..];
-        for token in rest.iter().take(self.random.between(0, DRAFTS) as usize) {
-            proposal.tokens.push(if self.random.one_in(5) { (token + 1) % 500 } else { *token });
-        }
-    }
 }
 
 /// The engine and the load of a run.
@@ -104,10 +79,7 @@ impl Setup {
         match self.drafts {
             Drafts::None => engine,
             Drafts::Ngram => engine.draft(Box::new(NgramDrafter::new(1, DRAFTS))).unwrap(),
-            Drafts::Oracle => {
-                let outputs = outputs.iter().map(|(tag, (tokens, _))| (*tag, tokens.clone())).collect();
-                engine.draft(Box::new(Oracle { outputs, random: Random::new(3) })).unwrap()
-            }
+            Drafts::Oracle => engine.draft(Box::new(Oracle::new(outputs, DRAFTS))).unwrap(),
             Drafts::Mtp => engine.draft_in_executor(DRAFTS, DRAFTS, false).unwrap(),
         }
     }

@@ -26,7 +26,7 @@ pub(super) fn forecast_logger(reports: Arc<Reports>) -> OnForecast {
         let fields = vec![
             ("stored_bytes", forecast.stored.into()),
             ("free_bytes", forecast.free.into()),
-            ("kv_tokens", forecast.division.map(|division| division.slots).into()),
+            ("kv_tokens", forecast.division.as_ref().map(|division| division.slots).into()),
             ("first_token_s", forecast.first_token.map(|(_, seconds)| seconds).into()),
         ];
         let level = if forecast.fits() == Some(false) { Level::Warn } else { Level::Info };
@@ -104,8 +104,12 @@ impl Args {
         let cap = if memory.is_capped { ", capped by default (--kv-capacity N)" } else { "" };
         let gigabytes = memory.kv_bytes() as f64 / 1e9;
         let states = memory.states.map_or_else(String::new, |states| format!("; {states}"));
+        let windows = memory.windows.iter().map(|window| format!("; {window}")).collect::<String>();
+        let joined = memory.joined_windows.map_or_else(String::new, |reason| {
+            format!("; sliding-window layers store K and V of all tokens: {reason}")
+        });
         let computes = format!(
-            "{computes}{packed}; K and V as {kv}, {gigabytes:.2} GB{cap}{states}; contexts of up to {max_len} tokens"
+            "{computes}{packed}; K and V as {kv}, {gigabytes:.2} GB{cap}{windows}{joined}{states}; contexts of up to {max_len} tokens"
         );
         let key_count = match (keys.count() as u64, keys.has_admin()) {
             (0, _) => "no API keys".into(),
