@@ -1,5 +1,5 @@
 //! A steady decode step does not allocate on any thread of the backend. The same holds for a hybrid
-//! model, and for steps that verify the drafts of a draft model. After a long context, a step
+//! model, for a model with window groups, and for steps that verify the drafts of a draft model. After a long context, a step
 //! allocates nothing of the size of the KV cache. A global allocator counts.
 #![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
 
@@ -7,8 +7,10 @@ use kvasir_cpu::{CpuExecutor, CpuModel, Drafting, KvType, Limits, Precision, Thr
 use kvasir_draft::{DraftModelKind, TreeShape};
 use kvasir_exec::{Batch, BatchRow, Drafts, Executor, IN_FLIGHT, PoolRow, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
-use kvasir_kv::{Cache, CacheConfig, CacheKind, ClaimRow, Span, StateConfig, StepId, Token, build};
-use kvasir_program::Model;
+use kvasir_kv::{
+    Cache, CacheConfig, CacheKind, ClaimRow, Span, StateConfig, StepId, Token, WindowConfig, build,
+};
+use kvasir_program::{Model, Program};
 use kvasir_sample::Sampling;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
@@ -107,9 +109,18 @@ const PART: usize = 70;
 /// Recurrent states for three sequences.
 const STATES: StateConfig = StateConfig { live: 3, checkpoints: 6, tail_rows: 0, interval: 64 };
 
-/// A paged cache of `blocks` blocks, with recurrent states if the model needs them.
-fn cache(blocks: u32, states: Option<StateConfig>) -> Box<dyn Cache> {
-    build(CacheKind::Paged, &CacheConfig { states, ..CacheConfig::new(blocks * 16) }).unwrap()
+/// A paged cache of `blocks` blocks, with recurrent states and window groups if the model has such
+/// layers.
+fn cache(blocks: u32, states: Option<StateConfig>, windows: Vec<WindowConfig>) -> Box<dyn Cache> {
+    build(CacheKind::Paged, &CacheConfig { states, windows, ..CacheConfig::new(blocks * 16) }).unwrap()
+}
+
+/// Configurations of the window groups of a program.
+fn windows(program: &Program) -> Vec<WindowConfig> {
+    let mut windows = program.windows();
+    windows.sort_unstable();
+    windows.dedup();
+    windows.into_iter().map(|window| WindowConfig { window, capacity: 512, longest_draft: 0 }).collect()
 }
 
 /// Three sequences decode behind prompts of `parts` prefill chunks each.
@@ -123,8 +134,10 @@ fn steady(case: &str, threads: usize, parts: usize) -> Taken {
     let blocks = 3 * each.div_ceil(16) as u32;
     let limits = Limits { slots: blocks * 16, tokens: 256, rows: 3, kv: KvType::Bf16, ring: None };
     let states = model.program().is_recurrent().then_some(STATES);
+    let cache = cache(blocks, states, windows(model.program()));
+    let slots = (!cache.shape().windows.is_empty()).then(|| cache.shape().pool_slots());
     let executor = CpuExecutor::new(Arc::new(model), limits).unwrap().with_states(states).unwrap();
-    let cache = cache(blocks, states);
+    let executor = executor.with_window_groups(slots).unwrap();
     let mut session = Session { executor, cache, step: None, next: 1, draft_depth: 0 };
     let sampling = [
         Sampling::default(),
@@ -178,7 +191,7 @@ fn speculating() -> (Vec<usize>, usize) {
     let shape = TreeShape::chain(DRAFTS);
     let drafting = Drafting::new(Arc::clone(&model), kind, shape, limits, (None, None)).unwrap();
     let executor = CpuExecutor::new(model, limits).unwrap().drafting(drafting);
-    let cache = cache(blocks, None);
+    let cache = cache(blocks, None, Vec::new());
     let mut session = Session { executor, cache, step: None, next: 1, draft_depth: 0 };
     let sampling = [Sampling::default(), Sampling { temperature: 0.8, seed: 4, ..Sampling::default() }];
     let mut claim = Vec::new();
@@ -238,6 +251,9 @@ fn a_steady_decode_step_allocates_nothing() {
     // The tables of the cache grow with the number of state checkpoints.
     let hybrid = steady("qwen3_5", 1, 1);
     assert!(hybrid.steps.len() <= 8, "steps that took memory in a hybrid model: {:?}", hybrid.steps);
+    // Blocks are released and allocated.
+    let windows = steady("gemma3", 1, 1);
+    assert!(windows.steps.len() <= 8, "steps that took memory with a window group: {:?}", windows.steps);
     // Behind 4,200 tokens each: a step that copied the pool, or one layer of it, would raise the
     // peak even if it freed it at once.
     let long = steady("qwen3_bf16", 2, 60);

@@ -67,10 +67,10 @@ impl Pool {
         self.layers[layer.0 as usize].group
     }
 
-    /// Whether sliding-window layers have slots of their own. A slot of group 0 is then no row of
+    /// Number of layer groups up to the last one that has a layer. If it is 1, a slot is a row of
     /// all layers.
-    pub(crate) fn has_window_groups(&self) -> bool {
-        self.layers.iter().any(|layer| layer.group != GroupId::FULL)
+    pub(crate) fn group_count(&self) -> usize {
+        self.layers.iter().map(|layer| layer.group.index() + 1).max().unwrap_or(1)
     }
 
     fn layers_of(&mut self, group: GroupId) -> impl Iterator<Item = &mut Layer> {

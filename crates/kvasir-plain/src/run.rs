@@ -52,7 +52,9 @@ pub(crate) struct Run<'a> {
     pub(crate) job: Job<'a>,
     own: &'a mut Pool,
     pub(crate) states: &'a mut StatePool,
-    /// The reads of all rows, by layer group. A dummy step has none of window groups.
+    /// The sections of the executor's layer groups. A dummy step has none of window groups.
+    sections: Vec<&'a Section>,
+    /// The reads of all rows, by layer group.
     reads: Vec<Vec<Reads<'a>>>,
     /// Batch row of each token.
     pub(crate) row_of: Vec<usize>,
@@ -70,20 +72,21 @@ impl<'a> Run<'a> {
             let reads = rows.map(|(row, of)| Reads::new(section, row, &job.plan.positions, job.batch, of));
             reads.collect()
         };
-        let reads = job.plan.sections().map(reads_of).collect();
+        let sections: Vec<_> = job.plan.sections().take(own.group_count()).collect();
+        let reads = sections.iter().map(|section| reads_of(section)).collect();
         let rows = || job.batch.rows.iter().enumerate();
         let row_of = rows().flat_map(|(r, row)| row.tokens.range().map(move |_| r)).collect();
         let sampled =
             rows().flat_map(|(_, row)| row.tokens.range().skip(row.logits_from() as usize)).collect();
         let memory = vec![Vec::new(); job.buffers.buffers.len()];
         let (routes, selections) = (HashMap::new(), HashMap::new());
-        Self { job, own, states, reads, row_of, sampled, memory, routes, selections }
+        Self { job, own, states, sections, reads, row_of, sampled, memory, routes, selections }
     }
 
     /// Runs all ops. Logits and the values that the buffer plan keeps can be read afterwards.
     /// Returns the error of the first collective that fails.
     pub(crate) fn all(&mut self) -> Result<(), StepError> {
-        for (group, section) in (0..).map(GroupId).zip(self.job.plan.sections()) {
+        for (group, section) in (0..).map(GroupId).zip(&self.sections) {
             self.own.run_moves(group, &section.moves);
         }
         for op in &self.job.program.ops {
@@ -263,7 +266,7 @@ impl<'a> Run<'a> {
     /// Writes each token's row of a value to its KV slot.
     fn keep(&mut self, value: ValueId, layer: LayerId, part: Part) {
         let Some(buffer) = self.job.buffers.of_value[value.0 as usize] else { return };
-        let Some(section) = self.job.plan.section(self.own.group(layer)) else { return };
+        let Some(section) = self.sections.get(self.own.group(layer).index()) else { return };
         let rows = self.memory[buffer].chunks_exact(self.width(value));
         for (row, slot) in rows.zip(&section.write_slots) {
             self.own.write(layer, part, *slot, row);

@@ -9,7 +9,7 @@ impl PlainExecutor {
     /// The layout of its rows; an error if layers have different slots, or if the rows are sharded
     /// over ranks.
     pub(super) fn layout_of_rows(&self) -> Result<KvLayout, NoKvAccess> {
-        if self.own.has_window_groups() {
+        if self.own.group_count() > 1 {
             return Err(NoKvAccess("sliding-window layers have KV pools of their own"));
         }
         if self.ranks.is_some() {
