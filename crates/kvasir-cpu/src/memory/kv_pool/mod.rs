@@ -308,7 +308,7 @@ mod tests {
             for tokens in [0, 1, 500, 513, 5_000, 40_000, 99_999, 100_000] {
                 pool.grow(GroupId::FULL, tokens);
                 let (grown, tokens) = (pool.grown(GroupId::FULL), tokens as usize);
-                assert!(grown >= tokens && grown <= (2 * tokens).max(FIRST).min(100_000), "{grown}");
+                assert!(grown >= tokens && grown <= (2 * tokens).clamp(FIRST, 100_000), "{grown}");
                 sizes.push(grown);
             }
             assert!(sizes.is_sorted());
