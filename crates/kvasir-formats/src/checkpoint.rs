@@ -429,9 +429,15 @@ impl Checkpoint {
     pub fn bytes_read<'a>(&self, programs: impl IntoIterator<Item = &'a Program>) -> u64 {
         let mut shares: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for program in programs {
+            // A program may have several parts of one tensor.
+            let mut of_program: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
             for (weight, read) in program.weights.iter().zip(program.elements_read()) {
-                let share = shares.entry(&weight.name).or_default();
-                *share = (read.max(share.0), weight.shape.iter().product());
+                let share = of_program.entry(&weight.name).or_default();
+                *share = (share.0.saturating_add(read), weight.shape.iter().product());
+            }
+            for (name, (read, all)) in of_program {
+                let share = shares.entry(name).or_default();
+                *share = (read.max(share.0), all);
             }
         }
         let bytes = |(name, (read, all)): (&str, (usize, usize))| {

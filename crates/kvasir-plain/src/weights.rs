@@ -2,13 +2,14 @@
 
 use kvasir_formats::{Checkpoint, Error};
 use kvasir_program::{Matrix, Program, Vector, WeightId};
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use crate::math::{add_scaled, dot};
 
 /// A program's weights in f32. Programs of one checkpoint share them by name.
 pub(crate) struct Weights {
-    data: Vec<Arc<Vec<f32>>>,
+    /// By `WeightId`: the tensor, and the elements of it that are the weight.
+    data: Vec<(Arc<Vec<f32>>, Range<usize>)>,
 }
 
 impl Weights {
@@ -22,7 +23,7 @@ impl Weights {
         for id in 0..program.weights.len() as u32 {
             let weight = program.weight(program.resolve(WeightId(id)));
             if let Some(have) = shared.get(&weight.name) {
-                data.push(Arc::clone(have));
+                data.push((Arc::clone(have), weight.elements()));
                 continue;
             }
             let (shape, values) = checkpoint.dense(&weight.name)?;
@@ -32,13 +33,14 @@ impl Weights {
             }
             let values = Arc::new(values);
             shared.insert(weight.name.clone(), Arc::clone(&values));
-            data.push(values);
+            data.push((values, weight.elements()));
         }
         Ok(Self { data })
     }
 
     pub(crate) fn get(&self, id: WeightId) -> &[f32] {
-        &self.data[id.0 as usize]
+        let (values, part) = &self.data[id.0 as usize];
+        &values[part.clone()]
     }
 
     /// One row of a table (embedding lookup).

@@ -135,7 +135,10 @@ impl<'a> Packer<'a> {
             ));
         }
         self.source.release(&weight.name, 0..usize::MAX);
-        Ok(values)
+        Ok(match &weight.part {
+            Some(part) => values[part.clone()].to_vec(),
+            None => values,
+        })
     }
 
     /// Dequantizes rows of a weight to f32 and releases their file pages. Dequantizes all rows if

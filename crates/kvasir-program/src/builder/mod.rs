@@ -144,7 +144,14 @@ impl<'a> Builder<'a> {
             Some(tie) => self.program.weight(tie).block,
             None => self.source.blocks.get(name).copied().unwrap_or(1).max(1),
         };
-        self.program.weights.push(Weight { name: name.to_owned(), shape: shape.to_vec(), role, tie, block });
+        self.program.weights.push(Weight {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            role,
+            tie,
+            block,
+            part: None,
+        });
         self.names.insert(name.to_owned(), id);
         id
     }

@@ -147,6 +147,17 @@ impl Op {
         }
     }
 
+    /// Changes the recurrent state that the op reads and writes, if there is one.
+    pub(crate) fn set_state(&mut self, to: StateId) {
+        if let Self::ShortConv { state, .. }
+        | Self::GatedDelta { state, .. }
+        | Self::NgramEmbed { state, .. }
+        | Self::SelectiveScan { state, .. } = self
+        {
+            *state = to;
+        }
+    }
+
     /// Replaces each operand `v` with `by(v)`.
     pub(crate) fn replace(&mut self, by: impl Fn(ValueId) -> ValueId) {
         operands!(self, as_mut).into_iter().flatten().for_each(|value| *value = by(*value));

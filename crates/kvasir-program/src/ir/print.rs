@@ -7,6 +7,7 @@ use crate::ir::recurrent::DecayGate;
 use crate::ir::rope::Rope;
 use crate::ir::value::{Holds, ValueId};
 use crate::ir::weight::{Matrices, Matrix, WeightId};
+use std::borrow::Cow;
 use std::fmt::{self, Display, Formatter};
 
 impl Display for ValueId {
@@ -80,8 +81,13 @@ fn frequencies(f: &mut Formatter<'_>, inv_freq: &[f32]) -> fmt::Result {
 }
 
 impl Program {
-    fn name(&self, id: WeightId) -> &str {
-        &self.weight(self.resolve(id)).name
+    /// The name of a weight, with its range of elements if it is a part of a tensor.
+    fn name(&self, id: WeightId) -> Cow<'_, str> {
+        let weight = self.weight(self.resolve(id));
+        match &weight.part {
+            Some(part) => format!("{}[{}..{}]", weight.name, part.start, part.end).into(),
+            None => weight.name.as_str().into(),
+        }
     }
 
     fn print_op(&self, f: &mut Formatter<'_>, op: &Op) -> fmt::Result {

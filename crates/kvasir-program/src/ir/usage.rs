@@ -25,7 +25,7 @@ struct Usage<'a> {
 impl Usage<'_> {
     fn add(&mut self, id: WeightId, elements: usize) {
         let id = self.program.resolve(id);
-        let all = self.program.weight(id).shape.iter().product();
+        let all = self.program.weight(id).elements().len();
         let read = &mut self.elements[id.0 as usize];
         *read = read.saturating_add(elements).min(all);
     }

@@ -53,6 +53,17 @@ pub struct Weight {
     /// blocks can be dequantized.
     #[serde(default = "one")]
     pub block: usize,
+    /// The elements of the flattened tensor that the weight consists of; `None` for all of them.
+    /// Only vectors and convolution weights of a rank have a part: matrices are views.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Range<usize>>,
+}
+
+impl Weight {
+    /// The elements of the flattened tensor that the weight consists of.
+    pub fn elements(&self) -> Range<usize> {
+        self.part.clone().unwrap_or_else(|| 0..self.shape.iter().product())
+    }
 }
 
 const fn one() -> usize {

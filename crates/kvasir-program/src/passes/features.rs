@@ -33,7 +33,7 @@ impl Program {
         let weight = WeightId(program.weights.len() as u32);
         let shape = vec![width, 3 * self.hidden];
         let (name, role) = (Self::FEATURES.into(), Role::Matrix);
-        program.weights.push(Weight { name, shape, role, tie: None, block: 1 });
+        program.weights.push(Weight { name, shape, role, tie: None, block: 1, part: None });
         let matrix = Matrix::whole(weight, width, 3 * self.hidden);
         let ops = [
             Op::Concat { a, b, groups: 1, out: two },

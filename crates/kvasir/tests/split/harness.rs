@@ -3,17 +3,20 @@
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool, WeightSource};
 use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step, ThreadRank};
 use kvasir_formats::Checkpoint;
-use kvasir_kv::{CacheConfig, CacheKind, ClaimRow, Lowering, Span, StateConfig, StepId, Token, build};
+use kvasir_kv::{Cache, CacheConfig, CacheKind, ClaimRow, Lowering, Span, StateConfig, StepId, Token, build};
 use kvasir_plain::{PlainExecutor, PlainModel};
 use kvasir_program::{Model, Program};
 use kvasir_testkit::Random;
+use kvasir_testkit::steps::{RowInput, row_input, step};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 const SLOTS: u32 = 128;
 const TOKENS: usize = 50;
 /// The state pool of programs with recurrent layers.
-const STATES: StateConfig = StateConfig { live: 1, checkpoints: 2, tail_rows: 0, interval: 16 };
+const STATES: StateConfig = StateConfig { live: 1, checkpoints: 2, tail_rows: DRAFTS, interval: 16 };
+/// Maximum draft tokens per step.
+const DRAFTS: u32 = 4;
 
 /// The pool of recurrent states that a program needs.
 pub(crate) fn states(program: &Program) -> Option<StateConfig> {
@@ -63,9 +66,10 @@ impl Backend {
 
     /// Logits of the later tokens: a prefill step that samples nothing, one that does, then single
     /// tokens. A multi-token-prediction layer gets the same hidden states on every rank.
-    fn logits(mut self, vocab: usize, hidden_width: usize) -> Vec<f32> {
-        let config = CacheConfig { states: states(self.program()), ..CacheConfig::new(SLOTS) };
-        let mut cache = build(CacheKind::Contiguous, &config).unwrap();
+    pub(crate) fn logits(mut self) -> Vec<f32> {
+        let program = self.program();
+        let (vocab, hidden_width) = (program.vocab, if program.takes_hidden() { program.hidden } else { 0 });
+        let mut cache = self.cache();
         let seq = cache.open().unwrap();
         let tokens: Vec<Token> = (0..TOKENS).map(|i| ((i * 37 + 5) % vocab) as Token).collect();
         self.bind(SequenceSpec { prompt: tokens.clone(), final_len: SLOTS, ..SequenceSpec::default() });
@@ -88,10 +92,46 @@ impl Backend {
         }
         all
     }
+
+    /// Logits of steps with chains of drafts, of which random ones are rejected. The last step
+    /// recomputes the whole sequence, with the same bits.
+    pub(crate) fn drafted_logits(mut self, seed: u64) -> Vec<f32> {
+        let (vocab, mut cache, mut random) = (self.program().vocab, self.cache(), Random::new(seed));
+        let mut seq = cache.open().unwrap();
+        self.bind(SequenceSpec { final_len: SLOTS, ..SequenceSpec::default() });
+        let (mut tokens, mut all): (Vec<Token>, Vec<f32>) = (Vec::new(), Vec::new());
+        for id in 1..=10 {
+            let count = if tokens.is_empty() { 12 } else { random.between(1, DRAFTS + 1) };
+            let fed: Vec<Token> = (0..count).map(|_| random.below(vocab as u64) as Token).collect();
+            let drafts = if tokens.is_empty() { 0 } else { count - 1 };
+            let input = RowInput { drafts, ..row_input(seq, &fed) };
+            all = self.run(step(&mut *cache, id, &[input]), &[]);
+            cache.retire(StepId(id)).unwrap();
+            tokens.extend(&fed);
+            let rejected = if id == 10 { 0 } else { random.between(0, drafts) };
+            if rejected > 0 {
+                tokens.truncate(tokens.len() - rejected as usize);
+                cache.rewind().unwrap().rewind_to(seq, tokens.len() as u32).unwrap();
+            }
+        }
+        cache.close(seq).unwrap();
+        seq = cache.open().unwrap();
+        let whole = self.run(step(&mut *cache, 11, &[row_input(seq, &tokens)]), &[]);
+        assert!(whole.ends_with(&all), "drafts change the logits");
+        whole
+    }
+
+    fn cache(&self) -> Box<dyn Cache> {
+        let config = CacheConfig { states: states(self.program()), ..CacheConfig::new(SLOTS) };
+        build(CacheKind::Contiguous, &config).unwrap()
+    }
 }
 
 /// A backend for a program.
 pub(crate) type Load<'a> = dyn Fn(&Program) -> Backend + 'a;
+
+/// Runs steps on a backend and returns logits.
+pub(crate) type Logits<'a> = dyn Fn(Backend) -> Vec<f32> + Sync + 'a;
 
 /// The CPU backend on one thread.
 pub(crate) fn cpu(
@@ -112,18 +152,13 @@ pub(crate) fn plain(program: &Program, checkpoint: &Checkpoint) -> Backend {
     Backend::Plain(Box::new(PlainExecutor::new(&model, limits)))
 }
 
-fn run(program: &Program, load: &Load<'_>) -> Vec<f32> {
-    load(program).logits(program.vocab, if program.takes_hidden() { program.hidden } else { 0 })
-}
-
 /// Logits of each rank; ranks run concurrently.
-fn run_ranks(parts: &[Program], load: &Load<'_>) -> Vec<Vec<f32>> {
+fn run_ranks(parts: &[Program], load: &Load<'_>, logits: &Logits<'_>) -> Vec<Vec<f32>> {
     let ranks = parts.iter().zip(ThreadRank::all(parts.len()));
-    let loaded: Vec<(&Program, Backend)> = ranks.map(|(part, rank)| (part, load(part).among(rank))).collect();
+    let loaded: Vec<Backend> = ranks.map(|(part, rank)| load(part).among(rank)).collect();
     std::thread::scope(|scope| {
-        let start = |(part, backend): (&Program, Backend)| {
-            let (vocab, hidden) = (part.vocab, if part.takes_hidden() { part.hidden } else { 0 });
-            let run = move || backend.logits(vocab, hidden);
+        let start = |backend: Backend| {
+            let run = move || logits(backend);
             scope.spawn(move || catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| std::process::abort()))
         };
         let running: Vec<_> = loaded.into_iter().map(start).collect();
@@ -139,12 +174,24 @@ fn deviation(x: &[f32]) -> f32 {
 /// Checks the shards of a program: equal bits on all ranks and in one process, and logits within
 /// `allowed` standard deviations of the unsharded program's. Returns the largest error.
 pub(crate) fn check(name: &str, whole: &Program, ranks: usize, load: &Load<'_>, allowed: f32) -> f32 {
+    check_with(name, whole, ranks, load, &Backend::logits, allowed)
+}
+
+/// [`check`] of other steps, which `logits` runs.
+pub(crate) fn check_with(
+    name: &str,
+    whole: &Program,
+    ranks: usize,
+    load: &Load<'_>,
+    logits: &Logits<'_>,
+    allowed: f32,
+) -> f32 {
     let parts: Vec<Program> = (0..ranks).map(|rank| whole.for_rank(rank, ranks).unwrap()).collect();
-    let all = run_ranks(&parts, load);
+    let all = run_ranks(&parts, load, logits);
     assert!(all.iter().all(|logits| *logits == all[0]), "{name}, {ranks} ranks: ranks differ");
-    let alone = run(&whole.for_all_ranks(ranks).unwrap(), load);
+    let alone = logits(load(&whole.for_all_ranks(ranks).unwrap()));
     assert!(alone == all[0], "{name}, {ranks} ranks: one process that runs all shards has other bits");
-    let plain = run(whole, load);
+    let plain = logits(load(whole));
     assert_eq!(plain.len(), alone.len(), "{name}");
     assert!(plain.iter().all(|v| v.is_finite()), "{name}");
     let worst = plain.iter().zip(&alone).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers outside of test functions
 
 mod harness;
+mod recurrent;
 
 use harness::{Backend, check, cpu, plain};
 use kvasir_cpu::{Precision, RandomWeights};
@@ -212,10 +213,11 @@ fn shards_add_up_to_the_unsharded_weights_and_cache() {
         let part = |rank| model.programs().map(|program| program.for_rank(rank, 2).unwrap()).collect();
         let parts: [Vec<Program>; 2] = [part(0), part(1)];
         let bytes: Vec<u64> = parts.iter().map(|part| checkpoint.bytes_read(part)).collect();
-        // Norms, routers, the embedding and latent projections are replicated.
-        let read = |program: &Program, name: &str| {
-            let at = program.weights.iter().position(|weight| weight.name == name);
-            at.map_or(0, |at| program.elements_read()[at])
+        // Norms, routers, the embedding and latent projections are replicated. A rank may read
+        // several parts of a tensor.
+        let read = |program: &Program, name: &str| -> usize {
+            let weights = program.weights.iter().zip(program.elements_read());
+            weights.filter(|(weight, _)| weight.name == name).map(|(_, read)| read).sum()
         };
         let on_both = |name: &str| {
             let sum: usize = parts.iter().map(|part| read(&part[0], name)).sum();

@@ -55,6 +55,11 @@ impl Run<'_> {
     /// Runs the forward pass; afterwards `logits` reads its result from `m`. Returns the error of
     /// the first collective that fails.
     ///
+    /// After an error the states of the step's sequences are unspecified: layers before the failed
+    /// collective have overwritten them in place. The engine fails these sequences and neither
+    /// publishes nor retains anything of them, so no later step reads these states. If the group of
+    /// ranks is lost, the engine ends.
+    ///
     /// # Safety
     /// All slots that the plan names must exist in their pools, and `writes` must name each once.
     /// `m` must have been made for the model and as many tokens. `states.inputs` must come from a

@@ -3,6 +3,7 @@
 //! Parts are contiguous, in rank order, and as equal as the constraints allow. A boundary never
 //! lies inside a quantization block.
 
+use crate::ir::recurrent::HeadMap;
 use std::ops::Range;
 
 /// The range of each rank, in elements or in units. Ranges of KV heads may overlap.
@@ -57,12 +58,33 @@ fn kv_heads_of(heads: &Range<usize>, group: usize) -> Option<Range<usize>> {
     uniform.then_some(kv)
 }
 
-/// The heads of an attention layer that each rank computes.
+/// The heads of an attention layer or a recurrence that each rank computes.
 pub(crate) struct HeadPartition {
-    /// Query heads of each rank.
+    /// Query heads, or heads of the recurrence, of each rank.
     pub(crate) heads: Partition,
-    /// KV heads of each rank. Ranks that share a KV head each compute and store it.
+    /// KV heads of each rank, or key heads or groups of a recurrence. Ranks that share a KV head
+    /// each compute and store it.
     pub(crate) kv_heads: Partition,
+}
+
+/// Partitions `heads` heads of a recurrence, which share `shared` key heads or groups, into equal
+/// parts. `None` if that is impossible, or if a part has unequal numbers of heads per key head.
+pub(crate) fn equal_heads(heads: usize, shared: usize, map: HeadMap, ranks: usize) -> Option<HeadPartition> {
+    if shared == 0 || !heads.is_multiple_of(ranks) || !heads.is_multiple_of(shared) {
+        return None;
+    }
+    let parts = even(heads, ranks)?;
+    let shared_by = |part: &Range<usize>| match map {
+        HeadMap::Grouped => kv_heads_of(part, heads / shared),
+        HeadMap::Tiled if part.len().is_multiple_of(shared) => Some(0..shared),
+        HeadMap::Tiled if shared.is_multiple_of(part.len()) => {
+            let first = part.start % shared;
+            Some(first..first + part.len())
+        }
+        HeadMap::Tiled => None,
+    };
+    let kv_heads = parts.iter().map(shared_by).collect::<Option<_>>()?;
+    Some(HeadPartition { heads: parts, kv_heads })
 }
 
 /// A dynamic programming cell: the best partition of the heads before a boundary. Cells are compared
@@ -178,6 +200,35 @@ mod tests {
                 assert!((0..part.len()).all(|h| kv.start + h / local == (part.start + h) / group));
             }
         }
+    }
+
+    #[test]
+    fn every_head_of_a_recurrence_keeps_its_key_head() {
+        let key_head = |map, head: usize, heads: usize, shared: usize| match map {
+            HeadMap::Grouped => head / (heads / shared),
+            HeadMap::Tiled => head % shared,
+        };
+        let mut divided = 0;
+        for (shared, per_key, ranks) in
+            (1..9).flat_map(|shared| (1..6).flat_map(move |n| (1..9).map(move |ranks| (shared, n, ranks))))
+        {
+            let heads = shared * per_key;
+            for map in [HeadMap::Grouped, HeadMap::Tiled] {
+                let Some(HeadPartition { heads: parts, kv_heads }) = equal_heads(heads, shared, map, ranks)
+                else {
+                    assert!(heads % ranks != 0 || shared % ranks != 0 || map == HeadMap::Tiled);
+                    continue;
+                };
+                divided += 1;
+                for (part, keys) in parts.iter().zip(&kv_heads) {
+                    assert_eq!(part.len() * ranks, heads);
+                    let local = |head| keys.start + key_head(map, head, part.len(), keys.len());
+                    let whole = |head| key_head(map, part.start + head, heads, shared);
+                    assert!((0..part.len()).all(|head| local(head) == whole(head)), "{map:?} {part:?}");
+                }
+            }
+        }
+        assert!(divided > 100, "{divided}");
     }
 
     #[test]

@@ -11,7 +11,9 @@ use crate::ir::layer::{LayerFacts, LayerId};
 use crate::ir::moe::Experts;
 use crate::ir::op::Op;
 use crate::ir::program::{Program, Shard};
+use crate::ir::recurrent::{StateFacts, StateId};
 use crate::ir::value::{Holds, Value, ValueId};
+use crate::passes::split::convolutions::{add_part, conv_state};
 use crate::passes::split::cuts::{self, Partition};
 use crate::passes::split::plan::{Sharding, ShardingPlan};
 use std::collections::HashMap;
@@ -56,8 +58,7 @@ impl<'a> Emitter<'a> {
             weights: whole.weights.clone(),
             ropes: whole.ropes.clone(),
             layers,
-            // Recurrent layers are replicated.
-            states: whole.states.clone(),
+            states: Vec::new(),
             taps,
             shard,
             expert_shard: None,
@@ -134,6 +135,9 @@ impl<'a> Emitter<'a> {
         if let Some(known) = self.replicated.get(&value) {
             return *known;
         }
+        if matches!(self.plan.sharding(value), Sharding::Sharded(_)) {
+            return self.joined_value(value);
+        }
         let holds = self.whole.value(value).holds;
         let addends: Vec<ValueId> =
             self.local_ranks.clone().filter_map(|rank| self.shards.get(&(value, rank)).copied()).collect();
@@ -155,9 +159,39 @@ impl<'a> Emitter<'a> {
         sum
     }
 
+    /// The complete row of a sharded value, whose parts are equal: emits the all-gather.
+    fn joined_value(&mut self, value: ValueId) -> ValueId {
+        let parts: Vec<ValueId> =
+            self.local_ranks.clone().filter_map(|rank| self.shards.get(&(value, rank)).copied()).collect();
+        let joined = match parts[..] {
+            [x] => {
+                let out = self.value(value, self.whole.value(value).holds);
+                self.push(Op::Collect { x, how: Collective::Join, out })
+            }
+            _ => parts
+                .into_iter()
+                .reduce(|a, b| {
+                    let width = self.program.value(a).width() + self.program.value(b).width();
+                    let out = self.value(value, Holds::Numbers(width));
+                    self.push(Op::Concat { a, b, groups: 1, out })
+                })
+                // Unreachable: ops are in topological order, so all shards exist.
+                .unwrap_or(value),
+        };
+        self.replicated.insert(value, joined);
+        joined
+    }
+
+    /// Adds the state of an op.
+    fn add_state(&mut self, facts: StateFacts) -> StateId {
+        self.program.states.push(facts);
+        StateId(self.program.states.len() as u32 - 1)
+    }
+
     /// A rank's shard of a value: computed as such, or sliced from the replicated row.
     fn shard(&mut self, value: ValueId, rank: usize, part: Range<usize>) -> ValueId {
-        if matches!(self.plan.sharding(value), Sharding::Sharded(_))
+        // A row-parallel matrix may read another range of a sharded row.
+        if self.plan.partition(value).is_some_and(|partition| partition[rank] == part)
             && let Some(known) = self.shards.get(&(value, rank))
         {
             return *known;
@@ -192,6 +226,10 @@ impl<'a> Emitter<'a> {
         {
             *layer = self.layer(*layer, self.local_ranks.start);
         }
+        if let Some(state) = op.state() {
+            let state = self.add_state(self.whole.states[state.0 as usize]);
+            op.set_state(state);
+        }
         let out = self.value(op.out(), self.whole.value(op.out()).holds);
         op.set_out(out);
         self.push(op)
@@ -213,7 +251,7 @@ impl<'a> Emitter<'a> {
         let mut new = op.clone();
         match &mut new {
             Op::Linear { x, matrix, .. } => {
-                match self.plan.partition(*x).map(|partition| partition[rank].clone()) {
+                match self.plan.row_parallel.get(&whole_out).map(|inputs| inputs[rank].clone()) {
                     Some(columns) => {
                         *x = self.shard(*x, rank, columns.clone());
                         *matrix = matrix.slice_inputs(columns);
@@ -231,10 +269,63 @@ impl<'a> Emitter<'a> {
                 *x = self.shard_groups(*x, rank, &units, matrices.count);
                 *matrices = matrices.range(units);
             }
-            Op::Norm { x, groups, .. } | Op::Rotary { x, groups, .. } => {
+            Op::Norm { x, groups, weight, bias, .. } => {
+                let units = units(*groups);
+                *x = self.shard_groups(*x, rank, &units, *groups);
+                // A weight with one element per element of the row is sharded with it.
+                for id in weight.iter_mut().chain(bias) {
+                    if self.program.weight(self.program.resolve(*id)).elements().len() == width {
+                        *id = add_part(&mut self.program, *id, local.clone());
+                    }
+                }
+                *groups = units.len();
+            }
+            Op::Rotary { x, groups, .. } => {
                 let units = units(*groups);
                 *x = self.shard_groups(*x, rank, &units, *groups);
                 *groups = units.len();
+            }
+            Op::ShortConv { x, weight, bias, kernel, dilation, state, .. } => {
+                *x = self.shard(*x, rank, local.clone());
+                let elements = local.start * *kernel..local.end * *kernel;
+                *weight = add_part(&mut self.program, *weight, elements);
+                *bias = bias.map(|bias| add_part(&mut self.program, bias, local.clone()));
+                *state = self.add_state(conv_state(local.len(), *kernel, *dilation));
+            }
+            Op::GatedDelta { q, k, v, decay, beta, form, state, .. } => {
+                let (heads, keys) = (units(form.value_heads), self.shared_heads(whole_out, rank));
+                for x in [q, k] {
+                    *x = self.shard_groups(*x, rank, &keys, form.key_heads);
+                }
+                for x in [v, decay, beta] {
+                    *x = self.shard_groups(*x, rank, &heads, form.value_heads);
+                }
+                let per_head = form.decays() / form.value_heads.max(1);
+                let decays = heads.start * per_head..heads.end * per_head;
+                (form.key_heads, form.value_heads) = (keys.len(), heads.len());
+                form.decay = add_part(&mut self.program, form.decay, heads);
+                form.dt_bias = add_part(&mut self.program, form.dt_bias, decays);
+                *state = self.add_state(form.state());
+            }
+            Op::SelectiveScan { x, b, c, dt, form, state, .. } => {
+                let (heads, groups) = (units(form.heads), self.shared_heads(whole_out, rank));
+                for x in [x, dt] {
+                    *x = self.shard_groups(*x, rank, &heads, form.heads);
+                }
+                for x in [b, c] {
+                    *x = self.shard_groups(*x, rank, &groups, form.groups);
+                }
+                (form.heads, form.groups) = (heads.len(), groups.len());
+                for id in [&mut form.decay, &mut form.dt_bias, &mut form.skip] {
+                    *id = add_part(&mut self.program, *id, heads.clone());
+                }
+                *state = self.add_state(form.state());
+            }
+            Op::Scale { x, .. } => {
+                *x = match self.plan.sharding(whole_out) {
+                    Sharding::Partial => self.shards.get(&(*x, rank)).copied().unwrap_or(*x),
+                    Sharding::Sharded(_) | Sharding::Replicated => self.shard(*x, rank, local.clone()),
+                };
             }
             Op::Slice { x, groups, start, width: wide, .. } => {
                 if *groups == 1 {
@@ -288,6 +379,11 @@ impl<'a> Emitter<'a> {
         let out = self.value(whole_out, Holds::Numbers(local.len()));
         new.set_out(out);
         self.push(new)
+    }
+
+    /// The key heads or groups of a sharded recurrence on one rank.
+    fn shared_heads(&self, out: ValueId, rank: usize) -> Range<usize> {
+        self.plan.shared_heads.get(&out).map_or(0..0, |partition| partition[rank].clone())
     }
 
     /// A shard of an ungrouped slice. If a matrix computes the operand, emits the product of the

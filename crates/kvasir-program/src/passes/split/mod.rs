@@ -6,29 +6,39 @@
 //! | attention | some query heads (Q column-parallel, output projection row-parallel) and their KV heads |
 //! | latent attention (MLA) | some heads; the latent rows of the KV cache are on every rank |
 //! | sparse-attention indexer, router, norms, embedding | replicated |
+//! | gated delta rule, selective scan | an equal number of heads and their states, with key heads or groups |
+//! | short convolution | the channels that its readers need, with their states |
 //! | feed-forward block, shared experts | some columns (gate and up column-parallel, down row-parallel) |
 //! | mixture (MoE) | some experts, and their addends of the weighted sum |
 //! | LM head | some tokens of the vocabulary; an all-gather joins the logits |
+//!
+//! A recurrence whose heads cannot be divided equally is replicated. If a norm over the whole row
+//! follows it, an all-gather joins the ranks' heads.
 //!
 //! An all-reduce in rank order sums row-parallel results, so all ranks have equal bits. Rank 0 adds
 //! the biases of row-parallel matrices. Each rank adds experts and shared experts before their one
 //! all-reduce.
 //!
-//! Steps: [`plan`] decides the sharding of each value, [`emit`] writes the ops, and [`prune`]
-//! removes dead ops and weights. Guarded by `kvasir/tests/split`, which runs ranks of all test
+//! Steps: [`convolutions`] divides short convolutions, [`plan`] decides the sharding of each value
+//! ([`recurrences`] that of recurrent layers), [`emit`] writes the ops, and [`prune`] removes dead
+//! ops and weights. Guarded by `kvasir/tests/split`, which runs ranks of all test
 //! models on both backends.
 
+pub(crate) mod convolutions;
 pub(crate) mod cuts;
 pub(crate) mod emit;
 pub(crate) mod error;
 pub(crate) mod plan;
 pub(crate) mod prune;
+pub(crate) mod recurrences;
 
 use crate::ir::program::Program;
+use crate::passes::split::convolutions::divide_convolutions;
 use crate::passes::split::emit::Emitter;
 use crate::passes::split::error::SplitError;
 use crate::passes::split::plan::ShardingPlan;
 use crate::passes::split::prune::prune;
+use std::borrow::Cow;
 use std::ops::Range;
 
 impl Program {
@@ -67,8 +77,13 @@ impl Program {
         if self.is_encoder() {
             return Err(SplitError::Encoder { architecture: self.architecture.clone() });
         }
-        let plan = ShardingPlan::new(self, ranks)?;
-        let mut program = Emitter::new(self, &plan, ranks, local_ranks).emit();
+        let mut whole = Cow::Borrowed(self);
+        if self.is_recurrent() {
+            divide_convolutions(whole.to_mut());
+            prune(whole.to_mut());
+        }
+        let plan = ShardingPlan::new(&whole, ranks)?;
+        let mut program = Emitter::new(&whole, &plan, ranks, local_ranks).emit();
         prune(&mut program);
         Ok(program)
     }

@@ -1,8 +1,8 @@
 //! Sharding propagation: decides by data flow which values are replicated, sharded or partial.
 //!
-//! 1. Forward, from the anchors: attention (sharded by query heads), activation gates (by columns)
-//!    and mixtures (by experts). Attention and gates are sharded if all their readers lead to
-//!    matrices, which become row-parallel: their results are partial.
+//! 1. Forward, from the anchors: attention (sharded by query heads), recurrences (by heads),
+//!    activation gates (by columns) and mixtures (by experts). Attention and gates are sharded if
+//!    all their readers lead to matrices, which become row-parallel: their results are partial.
 //! 2. Backward, from readers to producers: an operand is sharded as its readers demand if its
 //!    producer can compute one shard. Matrices become column-parallel, and per-head ops run on some
 //!    of the heads. A value is replicated if its readers' demands differ.
@@ -13,10 +13,12 @@
 use crate::ir::layer::LayerId;
 use crate::ir::op::Op;
 use crate::ir::program::Program;
+use crate::ir::recurrent::{DeltaForm, HeadMap};
 use crate::ir::value::ValueId;
 use crate::ir::weight::{Matrices, Matrix, WeightId};
 use crate::passes::split::cuts::{self, Partition};
 use crate::passes::split::error::SplitError;
+use std::collections::HashMap;
 
 /// How a value is distributed over the ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +37,10 @@ pub(crate) struct ShardingPlan {
     pub(crate) shardings: Vec<Sharding>,
     /// By `LayerId`: the KV heads of each rank; `None` if the layer's attention is replicated.
     pub(crate) kv_heads: Vec<Option<Partition>>,
+    /// By the result of a sharded recurrence: the key heads or groups of each rank.
+    pub(crate) shared_heads: HashMap<ValueId, Partition>,
+    /// By the result of a row-parallel matrix: the inputs of each rank.
+    pub(crate) row_parallel: HashMap<ValueId, Partition>,
 }
 
 impl ShardingPlan {
@@ -47,7 +53,12 @@ impl ShardingPlan {
             ranks,
             readers: readers(program),
             demands: vec![Demand::None; program.values.len()],
-            plan: Self { shardings, kv_heads: vec![None; program.layers.len()] },
+            plan: Self {
+                shardings,
+                kv_heads: vec![None; program.layers.len()],
+                shared_heads: HashMap::new(),
+                row_parallel: HashMap::new(),
+            },
         };
         for op in &program.ops {
             planner.anchor(op)?;
@@ -82,13 +93,13 @@ enum Demand {
     Replicated,
 }
 
-struct Planner<'a> {
-    program: &'a Program,
-    ranks: usize,
+pub(crate) struct Planner<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) ranks: usize,
     /// Indices of the ops that read each value.
-    readers: Vec<Vec<usize>>,
+    pub(crate) readers: Vec<Vec<usize>>,
     demands: Vec<Demand>,
-    plan: ShardingPlan,
+    pub(crate) plan: ShardingPlan,
 }
 
 fn readers(program: &Program) -> Vec<Vec<usize>> {
@@ -104,16 +115,16 @@ fn readers(program: &Program) -> Vec<Vec<usize>> {
 struct ShardedRegion {
     /// All sharded values, the anchor's result included.
     values: Vec<ValueId>,
-    /// The row-parallel matrices, each with its result.
-    matrices: Vec<(Matrix, ValueId)>,
+    /// The row-parallel matrices, each with its operand and result.
+    matrices: Vec<(Matrix, ValueId, ValueId)>,
 }
 
 impl Planner<'_> {
-    fn width(&self, value: ValueId) -> usize {
+    pub(crate) fn width(&self, value: ValueId) -> usize {
         self.program.value(value).width()
     }
 
-    fn is_tapped(&self, value: ValueId) -> bool {
+    pub(crate) fn is_tapped(&self, value: ValueId) -> bool {
         self.program.taps.iter().any(|(_, tapped)| *tapped == value)
     }
 
@@ -127,7 +138,7 @@ impl Planner<'_> {
         region.values.push(value);
         for op in readers.iter().map(|at| &self.program.ops[*at]) {
             match op {
-                Op::Linear { matrix, out, .. } => region.matrices.push((*matrix, *out)),
+                Op::Linear { x, matrix, out } => region.matrices.push((*matrix, *x, *out)),
                 Op::GroupLinear { matrices: Matrices { count: op_groups, .. }, out, .. }
                 | Op::Norm { groups: op_groups, out, .. }
                 | Op::Slice { groups: op_groups, out, .. }
@@ -151,7 +162,7 @@ impl Planner<'_> {
     }
 
     /// Elements per quantization block, which boundaries between inputs must not separate.
-    fn block(&self, matrix: &Matrix) -> usize {
+    pub(crate) fn block(&self, matrix: &Matrix) -> usize {
         // Transposed matrices are dequantized before they are sliced.
         if matrix.input_stride == 1 { self.program.weight(matrix.weight).block.max(1) } else { 1 }
     }
@@ -173,11 +184,11 @@ impl Planner<'_> {
                 let fits = |matrix: &Matrix, head: usize| {
                     (matrix.offset + head * (matrix.inputs / heads)).is_multiple_of(self.block(matrix))
                 };
-                let may_begin = |head: usize| matrices().all(|(matrix, _)| fits(matrix, head));
+                let may_begin = |head: usize| matrices().all(|(matrix, ..)| fits(matrix, head));
                 let partition = cuts::heads(heads, facts.kv_heads, ranks, may_begin).ok_or_else(|| {
-                    let coarsest = matrices().max_by_key(|(matrix, _)| self.block(matrix));
+                    let coarsest = matrices().max_by_key(|(matrix, ..)| self.block(matrix));
                     match coarsest.filter(|_| cuts::heads(heads, facts.kv_heads, ranks, |_| true).is_some()) {
-                        Some((matrix, _)) => self.column_error(matrix),
+                        Some((matrix, ..)) => self.column_error(matrix),
                         None => SplitError::Heads {
                             architecture: self.program.architecture.clone(),
                             layer: layer.0,
@@ -202,24 +213,35 @@ impl Planner<'_> {
                     return Ok(());
                 }
                 let (width, block) = (self.width(*out), |matrix: &Matrix| self.block(matrix));
-                let blocks = region.matrices.iter().fold(1, |all, (m, _)| cuts::lcm(all, block(m)));
+                let blocks = region.matrices.iter().fold(1, |all, (m, ..)| cuts::lcm(all, block(m)));
                 let Some(partition) = cuts::columns(width, blocks, ranks) else {
-                    let coarsest = region.matrices.iter().max_by_key(|(matrix, _)| block(matrix));
-                    return coarsest.map_or(Ok(()), |(matrix, _)| Err(self.column_error(matrix)));
+                    let coarsest = region.matrices.iter().max_by_key(|(matrix, ..)| block(matrix));
+                    return coarsest.map_or(Ok(()), |(matrix, ..)| Err(self.column_error(matrix)));
                 };
                 self.shard(&region, &partition, width);
             }
             // The sum of two partial rows is partial: one all-reduce serves both, unless a reader
             // needs one of them alone.
             Op::Add { a, b, out } => {
-                let alone = |x: &ValueId| {
-                    *self.plan.sharding(*x) == Sharding::Partial
-                        && self.readers[x.0 as usize].len() == 1
-                        && !self.is_tapped(*x)
-                };
-                if alone(a) && alone(b) {
+                if self.is_partial_for_one_reader(*a) && self.is_partial_for_one_reader(*b) {
                     self.plan.shardings[out.0 as usize] = Sharding::Partial;
                 }
+            }
+            // A multiple of a partial row is partial.
+            Op::Scale { x, out, .. } if self.is_partial_for_one_reader(*x) => {
+                self.plan.shardings[out.0 as usize] = Sharding::Partial;
+            }
+            Op::GatedDelta { form, out, .. } => {
+                let DeltaForm { key_heads, value_heads, head_map, .. } = *form;
+                self.recurrence(
+                    *out,
+                    value_heads,
+                    cuts::equal_heads(value_heads, key_heads, head_map, ranks),
+                );
+            }
+            Op::SelectiveScan { form, out, .. } => {
+                let partition = cuts::equal_heads(form.heads, form.groups, HeadMap::Grouped, ranks);
+                self.recurrence(*out, form.heads, partition);
             }
             Op::Mixture { experts, out, .. } => {
                 if experts.gate.count < ranks {
@@ -231,6 +253,14 @@ impl Planner<'_> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Whether a value is partial and has one reader, which can add or scale it before the
+    /// all-reduce.
+    fn is_partial_for_one_reader(&self, x: ValueId) -> bool {
+        *self.plan.sharding(x) == Sharding::Partial
+            && self.readers[x.0 as usize].len() == 1
+            && !self.is_tapped(x)
     }
 
     /// The region that follows each attention op of a layer. `None` if one of them cannot be
@@ -267,8 +297,10 @@ impl Planner<'_> {
             let unit = self.width(*value) / units.max(1);
             self.plan.shardings[value.0 as usize] = Sharding::Sharded(cuts::to_elements(partition, unit));
         }
-        for (_, out) in &region.matrices {
+        for (_, x, out) in &region.matrices {
+            let inputs = cuts::to_elements(partition, self.width(*x) / units.max(1));
             self.plan.shardings[out.0 as usize] = Sharding::Partial;
+            self.plan.row_parallel.insert(*out, inputs);
         }
     }
 
@@ -328,6 +360,25 @@ impl Planner<'_> {
                 self.demand(*gate, Some(partition.clone()));
                 self.demand(*up, Some(partition));
             }
+            Op::ShortConv { x, .. } | Op::Scale { x, .. } => self.demand(*x, Some(partition)),
+            Op::GatedDelta { q, k, v, decay, beta, form, .. } => {
+                if let (Some(heads), Some(keys)) =
+                    (units(form.value_heads), self.plan.shared_heads.get(&out).cloned())
+                {
+                    [q, k].into_iter().for_each(|x| self.demand_groups(*x, &keys, form.key_heads));
+                    [v, decay, beta]
+                        .into_iter()
+                        .for_each(|x| self.demand_groups(*x, &heads, form.value_heads));
+                }
+            }
+            Op::SelectiveScan { x, b, c, dt, form, .. } => {
+                if let (Some(heads), Some(groups)) =
+                    (units(form.heads), self.plan.shared_heads.get(&out).cloned())
+                {
+                    [x, dt].into_iter().for_each(|x| self.demand_groups(*x, &heads, form.heads));
+                    [b, c].into_iter().for_each(|x| self.demand_groups(*x, &groups, form.groups));
+                }
+            }
             Op::Norm { x, groups, .. } | Op::Rotary { x, groups, .. } => {
                 units(*groups).iter().for_each(|units| self.demand_groups(*x, units, *groups));
             }
@@ -352,15 +403,13 @@ impl Planner<'_> {
         let width = self.width(op.out());
         let by_group = |groups: usize| cuts::to_units(partition, width / groups.max(1)).is_some();
         match op {
-            Op::Linear { .. } => true,
+            Op::Linear { .. } | Op::ShortConv { .. } | Op::Scale { .. } => true,
+            Op::Gate { gate, .. } => self.width(*gate) == width,
             Op::Slice { groups, .. } => *groups == 1 || by_group(*groups),
             Op::GroupLinear { matrices, .. } => by_group(matrices.count),
-            // A norm with one weight per element of the row cannot be sharded by groups.
-            Op::Norm { weight, groups, .. } => {
-                let len = |id: WeightId| self.program.weight(id).shape.iter().product::<usize>();
-                by_group(*groups) && weight.is_none_or(|id| len(id) * groups == width)
+            Op::Norm { groups, .. } | Op::Rotary { groups, .. } | Op::Concat { groups, .. } => {
+                by_group(*groups)
             }
-            Op::Rotary { groups, .. } | Op::Concat { groups, .. } => by_group(*groups),
             _ => false,
         }
     }

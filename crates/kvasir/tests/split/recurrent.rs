@@ -1,0 +1,167 @@
+//! Recurrent layers on several ranks: drafts, GGUF files, shares of the state pool, and a collective
+//! that fails between two recurrent layers.
+
+use crate::harness::{Backend, check, check_with, cpu, plain, states};
+use crate::{gguf, model};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, ThreadPool};
+use kvasir_exec::{Ranks, StepError};
+use kvasir_formats::Checkpoint;
+use kvasir_kv::{Cache, CacheConfig, CacheKind, SeqId, StepId, build};
+use kvasir_program::{Model, Op, Program};
+use kvasir_testkit::steps::{prompt, row_input, step};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// One model per recurrence and per op that follows it.
+const CASES: [&str; 7] =
+    ["qwen3_5", "qwen3_next", "kimi_linear", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h"];
+
+fn open(case: &str) -> (Arc<Checkpoint>, Program) {
+    let checkpoint = Arc::new(Checkpoint::open(&model(case)).unwrap());
+    let target = Model::build(&checkpoint.source()).unwrap().target;
+    (checkpoint, target)
+}
+
+#[test]
+fn rejected_drafts_leave_no_trace_on_any_rank() {
+    for case in CASES {
+        let (checkpoint, whole) = open(case);
+        for ranks in [2, 3] {
+            let exact = |program: &Program| cpu(program, checkpoint.clone(), Precision::F32);
+            let drafted = |backend: Backend| backend.drafted_logits(ranks as u64);
+            let error = check_with(&format!("{case} f32"), &whole, ranks, &exact, &drafted, 1e-3);
+            let reference = |program: &Program| plain(program, &checkpoint);
+            check_with(&format!("{case} plain"), &whole, ranks, &reference, &drafted, 1e-3);
+            println!("{case} with drafts, {ranks} ranks: {error:.1e} of the deviation");
+        }
+    }
+}
+
+#[test]
+fn shards_of_gguf_files_match_the_unsharded_model() {
+    // Rows of one block, and heads that end inside a block, cannot be divided.
+    let rules = ["*attn_output*=bf16".to_owned(), "*_shexp.*=bf16".to_owned()];
+    let with_shared_experts = ["qwen3_next", "kimi_linear", "granitemoehybrid"];
+    for (case, dtype) in CASES.into_iter().flat_map(|case| ["bf16", "q8_0"].map(|dtype| (case, dtype))) {
+        let rules = if with_shared_experts.contains(&case) { &rules[..] } else { &rules[..1] };
+        let checkpoint = Arc::new(gguf(case, dtype, rules));
+        let whole = Model::build(&checkpoint.source()).unwrap().target;
+        for ranks in [2, 4] {
+            if whole.for_rank(0, ranks).is_err() {
+                assert!(ranks == 4, "{case} {dtype}");
+                continue;
+            }
+            let exact = |program: &Program| cpu(program, checkpoint.clone(), Precision::F32);
+            let error = check(&format!("{case} {dtype} f32"), &whole, ranks, &exact, 1e-3);
+            let reference = |program: &Program| plain(program, &checkpoint);
+            check(&format!("{case} {dtype} plain"), &whole, ranks, &reference, 1e-3);
+            println!("{case} {dtype}, {ranks} ranks: {error:.1e} of the deviation");
+        }
+    }
+}
+
+#[test]
+fn ranks_divide_the_states_of_recurrent_layers() {
+    // State elements of one rank of two, of 1,000 of the whole model. Ranks of Granite and Falcon-H1
+    // each keep the convolution inputs of B and C, which all heads share.
+    let shares = [
+        ("qwen3_5", 500),
+        ("qwen3_next", 500),
+        ("kimi_linear", 500),
+        ("lfm2", 500),
+        ("nemotron_h", 500),
+        ("granitemoehybrid", 518),
+        ("falcon_h1", 525),
+    ];
+    for (case, share) in shares {
+        let (_, whole) = open(case);
+        for rank in 0..2 {
+            let part = whole.for_rank(rank, 2).unwrap();
+            assert_eq!(part.state_elements() * 1000 / whole.state_elements(), share, "{case}");
+        }
+    }
+    // The heads of these models cannot be divided among three ranks, so each has all states.
+    for case in ["qwen3_5", "granitemoehybrid"] {
+        let (_, whole) = open(case);
+        assert_eq!(whole.for_rank(2, 3).unwrap().state_elements(), whole.state_elements(), "{case}");
+    }
+}
+
+/// Collectives of one rank of two whose peer contributes nothing. Call number `fails` fails.
+struct FailingRanks {
+    calls: AtomicUsize,
+    fails: usize,
+}
+
+impl FailingRanks {
+    fn call(&self) -> Result<(), StepError> {
+        match self.calls.fetch_add(1, Ordering::Relaxed) {
+            call if call == self.fails => Err(StepError::Failed("a rank has aborted".into())),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Ranks for FailingRanks {
+    fn count(&self) -> usize {
+        2
+    }
+
+    fn all_reduce(&self, _: &mut [f32]) -> Result<(), StepError> {
+        self.call()
+    }
+
+    fn all_gather(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
+        all.chunks_exact_mut(width)
+            .zip(rows.chunks_exact(width).flat_map(|row| [row, row]))
+            .for_each(|(to, row)| to.copy_from_slice(row));
+        self.call()
+    }
+}
+
+/// A step whose collective fails has overwritten the states of the layers before it. The engine fails
+/// the sequences of such a step, so their states are never read again.
+#[test]
+fn a_failed_collective_spoils_only_the_states_of_its_step() {
+    for case in ["qwen3_5", "granitemoehybrid"] {
+        let (checkpoint, whole) = open(case);
+        let program = whole.for_rank(0, 2).unwrap();
+        let threads = Arc::new(ThreadPool::new(1));
+        let model = CpuModel::load(&program, checkpoint, Precision::F32, threads).unwrap();
+        let model = Arc::new(model);
+        let executor = |fails| {
+            let limits = Limits { slots: 128, tokens: 64, rows: 1, kv: KvType::F32, ring: None };
+            let executor = CpuExecutor::new(Arc::clone(&model), limits).unwrap();
+            let executor = executor.with_states(states(&program)).unwrap();
+            executor.among(FailingRanks { calls: AtomicUsize::new(0), fails }).unwrap()
+        };
+        let config = CacheConfig { states: states(&program), ..CacheConfig::new(128) };
+        let new_cache = || build(CacheKind::Contiguous, &config).unwrap();
+        let tokens = prompt(24, 1);
+        let run = |executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, seq: SeqId, tokens: &[u32]| {
+            let mut step = step(cache, id, &[row_input(seq, tokens)]);
+            let result = executor.execute(&mut step, &[]);
+            cache.retire(StepId(id)).unwrap();
+            result.map(|()| step.output.logits)
+        };
+        let (mut whole_run, mut cache) = (executor(usize::MAX), new_cache());
+        let seq = cache.open().unwrap();
+        let expected = run(&mut whole_run, &mut *cache, 1, seq, &tokens).unwrap();
+        // The third collective of the second step is that of the second recurrent layer.
+        let fails = collectives(&program) + 2;
+        let (mut failing, mut cache) = (executor(fails), new_cache());
+        let seq = cache.open().unwrap();
+        run(&mut failing, &mut *cache, 1, seq, &tokens[..16]).unwrap();
+        let error = run(&mut failing, &mut *cache, 2, seq, &tokens[16..20]).unwrap_err();
+        assert!(matches!(&error, StepError::Failed(why) if why.contains("aborted")), "{error}");
+        cache.close(seq).unwrap();
+        let seq = cache.open().unwrap();
+        let again = run(&mut failing, &mut *cache, 3, seq, &tokens).unwrap();
+        assert!(again == expected, "{case}: a new sequence reads a state of the failed step");
+    }
+}
+
+/// Number of collectives per step.
+fn collectives(program: &Program) -> usize {
+    program.ops.iter().filter(|op| matches!(op, Op::Collect { .. })).count()
+}
