@@ -4,12 +4,17 @@
 use super::fleet::{Fleet, answer_all, request};
 use super::ranks::ranks;
 use super::server::{Server, model_of};
-
-const LIMITS: [&str; 4] = ["--threads", "2", "--max-model-len", "512"];
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn serve(checkpoint: &str, options: &[&str]) -> Fleet {
-    let folder = model_of("recurrent-ranks", checkpoint);
-    Fleet { server: Server::of_model(folder, &[&LIMITS, options].concat(), &[]) }
+    // Tests run at the same time.
+    static SERVERS: AtomicUsize = AtomicUsize::new(0);
+    let number = SERVERS.fetch_add(1, Ordering::Relaxed);
+    let folder = model_of(&format!("recurrent-ranks-{number}"), checkpoint);
+    // The plain backend has one thread.
+    let threads = if options.contains(&"plain") { &[][..] } else { &["--threads", "2"] };
+    let options = [threads, &["--max-model-len", "512"], options].concat();
+    Fleet { server: Server::of_model(folder, &options, &[]) }
 }
 
 /// The answers of a server with these options, which is idle afterwards.
