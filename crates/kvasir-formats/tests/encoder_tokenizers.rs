@@ -87,18 +87,27 @@ fn unigram_vocabularies_survive_conversion_to_gguf() {
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(case.join(file), folder.join(file)).unwrap();
     }
-    std::fs::write(folder.join("tokenizer.json"), unigram_json().to_string()).unwrap();
+    let with_both = unigram_json();
+    let mut with_split = with_both.clone();
+    with_split["normalizer"] = Json::Null;
+    let mut with_spaces = with_split.clone();
+    with_spaces["pre_tokenizer"] = with_both["pre_tokenizer"]["pretokenizers"][1].clone();
     let file = folder.join("model.gguf");
-    convert(&folder, &file, &Rules::parse("f16", &[]).unwrap()).unwrap();
     let load = |path: &Path| Checkpoint::open(path).unwrap().tokenizer().unwrap().unwrap();
-    let (from_json, from_gguf) = (load(&folder), load(&file));
-    for text in ["ab  ab", "", "abc x", " a b ", "<s>ab"] {
-        assert_eq!(from_json.encode(text, true).unwrap(), from_gguf.encode(text, true).unwrap(), "{text:?}");
+    for json in [with_both, with_split, with_spaces] {
+        std::fs::write(folder.join("tokenizer.json"), json.to_string()).unwrap();
+        convert(&folder, &file, &Rules::parse("f16", &[]).unwrap()).unwrap();
+        let (from_json, from_gguf) = (load(&folder), load(&file));
+        for text in ["ab  ab", "", "abc x", " a b ", "<s>ab"] {
+            let (expected, found) =
+                (from_json.encode(text, true).unwrap(), from_gguf.encode(text, true).unwrap());
+            assert_eq!(expected, found, "{text:?} {}", json["pre_tokenizer"]);
+        }
+        let pair = TextPair { ids: vec![0, 8, 2, 2, 8, 2], second_text_start: 0 };
+        assert_eq!(
+            [&from_json, &from_gguf].map(|tokenizer| tokenizer.encode_pair(["ab", "ab"], 99).unwrap()),
+            [pair.clone(), pair]
+        );
     }
-    let pair = TextPair { ids: vec![0, 8, 2, 2, 8, 2], second_text_start: 0 };
-    assert_eq!(
-        [&from_json, &from_gguf].map(|tokenizer| tokenizer.encode_pair(["ab", "ab"], 99).unwrap()),
-        [pair.clone(), pair]
-    );
     std::fs::remove_dir_all(&folder).unwrap();
 }

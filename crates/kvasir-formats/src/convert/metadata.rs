@@ -7,6 +7,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::config::from_gguf::GENERATION;
 use crate::config::from_gguf::ORIGINAL;
+use crate::convert::output::Output;
 use crate::error::{Error, Result};
 use crate::gguf::kv_metadata::write_kv_facts;
 use crate::gguf::value::{Array, Value};
@@ -39,6 +40,14 @@ pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'stati
         out.set(format!("{name}.{key}"), stored(value));
     }
     Ok(written.tensors)
+}
+
+/// Writes the number of token types of an encoder, without which llama.cpp refuses the file.
+pub(super) fn token_types(outputs: &[Output], out: &mut Writer) {
+    let table = outputs.iter().find(|output| output.name == "token_types.weight");
+    if let Some(rows) = table.and_then(|table| table.shape.first()) {
+        out.set("tokenizer.ggml.token_type_count", Value::U32(u32::try_from(*rows).unwrap_or(u32::MAX)));
+    }
 }
 
 fn stored(value: MetadataValue) -> Value {

@@ -16,8 +16,9 @@ use serde_json::Value as Json;
 /// Writes vocabulary, scores and special tokens; `rows` is the number of rows of the embedding
 /// matrix.
 pub(super) fn write(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
-    write_normalizer(json, out)?;
-    check_pre_tokenizer(json)?;
+    let collapses_runs = write_normalizer(json, out)?;
+    let removes_spaces = splits_at_white_space(json)? || collapses_runs;
+    out.set(REMOVE_EXTRA_WHITESPACES, Value::Bool(removes_spaces));
     let vocab = json.pointer("/model/vocab").and_then(Json::as_array);
     let vocab = vocab.ok_or_else(|| Error::at("model.vocab", "is missing"))?;
     let (mut tokens, mut scores) = (TokenTable::new(rows), vec![0.0; rows]);
@@ -44,14 +45,14 @@ pub(super) fn write(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
     let bad = || Error::at("post_processor", "is not `<s> A </s>`, with two `</s>` between two texts");
     let pair = PairTemplate::of(json)?.ok_or_else(bad)?;
     pair.cls_and_sep(2, false).ok_or_else(bad)?.write(out);
-    for key in ["bos", "eos"] {
+    for key in ["bos", "eos", "sep"] {
         out.set(format!("tokenizer.ggml.add_{key}_token"), Value::Bool(true));
     }
     Ok(())
 }
 
-/// Writes the character map, and whether runs of spaces are replaced by one space.
-fn write_normalizer(json: &Json, out: &mut Writer) -> Result<()> {
+/// Writes the character map; returns whether runs of spaces are replaced by one space.
+fn write_normalizer(json: &Json, out: &mut Writer) -> Result<bool> {
     let mut collapses_runs = false;
     for step in steps(json.get("normalizer"), "normalizers") {
         let text = |path: &str| step.pointer(path).and_then(Json::as_str).unwrap_or_default();
@@ -67,23 +68,24 @@ fn write_normalizer(json: &Json, out: &mut Writer) -> Result<()> {
             }
         }
     }
-    out.set(REMOVE_EXTRA_WHITESPACES, Value::Bool(collapses_runs));
-    Ok(())
+    Ok(collapses_runs)
 }
 
-/// Refuses pre-tokenizers other than a split at white space and a space before each text.
-fn check_pre_tokenizer(json: &Json) -> Result<()> {
+/// Whether the text is split at white space, of which nothing is left. Refuses pre-tokenizers other
+/// than that and a space before each text.
+fn splits_at_white_space(json: &Json) -> Result<bool> {
+    let mut splits = false;
     for step in steps(json.get("pre_tokenizer"), "pretokenizers") {
         let text = |key: &str| step.get(key).and_then(Json::as_str);
         let is_prefixed = step.get("add_prefix_space") != Some(&Json::Bool(false))
             && text("prepend_scheme").is_none_or(|scheme| scheme == "always");
         match text("type").unwrap_or_default() {
-            "WhitespaceSplit" => {}
+            "WhitespaceSplit" => splits = true,
             "Metaspace" if is_prefixed => {}
             other => {
                 return Err(Error::at("pre_tokenizer", format!("`{other}` cannot be represented in GGUF")));
             }
         }
     }
-    Ok(())
+    Ok(splits)
 }

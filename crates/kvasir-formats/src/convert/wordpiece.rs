@@ -40,7 +40,6 @@ pub(super) fn write(json: &Json, tokenizer: &Tokenizer, rows: usize, out: &mut W
     }
     out.set("tokenizer.ggml.model", Value::Str(MODEL.into()));
     tokens.write(out);
-    out.set("tokenizer.ggml.token_type_count", Value::U32(2));
     write_specials(json, tokenizer, out)
 }
 
@@ -60,6 +59,10 @@ fn write_specials(json: &Json, tokenizer: &Tokenizer, out: &mut Writer) -> Resul
     let bad = || Error::at("post_processor", "is not `[CLS] A [SEP]`, with one `[SEP]` between two texts");
     let pair = PairTemplate::of(json)?.ok_or_else(bad)?;
     pair.cls_and_sep(1, true).ok_or_else(bad)?.write(out);
+    // llama.cpp puts an EOS and a SEP between two texts: one of them is off.
+    for (key, is_added) in [("bos", true), ("eos", true), ("sep", false)] {
+        out.set(format!("tokenizer.ggml.add_{key}_token"), Value::Bool(is_added));
+    }
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! Unigram vocabularies of GGUF files (XLM-RoBERTa), converted to an equivalent `tokenizer.json`.
 //!
-//! Text is normalized by a character map and split at white space. Each word is segmented into the
-//! tokens with the highest total score (log probability).
+//! Text is normalized by a character map, and split at white space if the file removes extra spaces;
+//! otherwise each space is a part of the text. Each word is segmented into the tokens with the
+//! highest total score (log probability).
 
 use crate::error::{Error, Result};
 use crate::gguf::reader::Gguf;
@@ -14,7 +15,7 @@ use serde_json::{Value as Json, json};
 pub(crate) const MODEL: &str = "t5";
 /// Metadata key of the character map of the SentencePiece normalizer.
 pub(crate) const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
-/// Metadata key of the flag that runs of spaces are replaced by one space.
+/// Metadata key of the flag that runs of spaces count as one space, and spaces at the ends as none.
 pub(crate) const REMOVE_EXTRA_WHITESPACES: &str = "tokenizer.ggml.remove_extra_whitespaces";
 /// SentencePiece's space symbol, U+2581.
 const SPACE: &str = "\u{2581}";
@@ -57,16 +58,18 @@ pub(super) fn tokenizer_json(gguf: &Gguf) -> Result<Json> {
         let bytes = bytes.ok_or_else(|| Error::at(CHARSMAP, "is not a list of bytes"))?;
         normalizers.push(json!({"type": "Precompiled", "precompiled_charsmap": base64::encode(bytes)}));
     }
-    if gguf.get(REMOVE_EXTRA_WHITESPACES).and_then(Value::as_bool).unwrap_or(true) {
-        normalizers.push(json!({"type": "Replace", "pattern": {"Regex": SPACE_RUN}, "content": " "}));
-    }
     let metaspace =
         json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+    let mut pre_tokenizers = vec![metaspace.clone()];
+    if gguf.get(REMOVE_EXTRA_WHITESPACES).and_then(Value::as_bool).unwrap_or(true) {
+        normalizers.push(json!({"type": "Replace", "pattern": {"Regex": SPACE_RUN}, "content": " "}));
+        pre_tokenizers.insert(0, json!({"type": "WhitespaceSplit"}));
+    }
     Ok(json!({
         "version": "1.0",
         "added_tokens": gguf_json::added_tokens(&tokens, &kinds),
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
         "post_processor": {"type": "RobertaProcessing", "cls": [cls, cls_id], "sep": [sep, sep_id],
             "add_prefix_space": false, "trim_offsets": false},
         "decoder": metaspace,

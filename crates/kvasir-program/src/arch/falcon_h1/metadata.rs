@@ -7,7 +7,8 @@ use crate::gguf::transform::{StoredAs, Transform};
 
 pub(crate) const TENSORS: &[TensorName] = &[
     Outside("output_norm.weight", "model.final_layernorm.weight"),
-    Stem("ffn_norm", "pre_ff_layernorm"),
+    // llama.cpp reads and writes this weight without a suffix.
+    Irregular("ffn_norm", "pre_ff_layernorm.weight"),
     Stem("ffn_gate", "feed_forward.gate_proj"),
     Stem("ffn_up", "feed_forward.up_proj"),
     Stem("ffn_down", "feed_forward.down_proj"),

@@ -120,8 +120,9 @@ fn write_ngrams(w: &mut MetadataWriter<'_>) -> Result<()> {
     if layers.is_empty() {
         return Ok(());
     }
-    let layers = layers.into_iter().map(|n| n.saturating_sub(1) as u64).collect();
-    w.set("ple.layers", MetadataValue::Integers(layers));
+    let from_zero = |n: usize| u32::try_from(n.saturating_sub(1)).unwrap_or(u32::MAX);
+    let layers = layers.into_iter().map(from_zero).collect();
+    w.set("ple.layers", MetadataValue::Counts(layers));
     for (key, config) in COUNTS {
         w.copy_count(key, config)?;
     }
