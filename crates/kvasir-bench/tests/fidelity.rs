@@ -15,7 +15,7 @@ fn report(case: &str, kv: Option<KvType>, layers: bool) -> FidelityReport {
 fn errors_of_the_default_are_small_and_layers_are_listed() {
     let report = report("qwen3_bf16", None, true);
     let errors = report.divergence;
-    assert_eq!((errors.positions, report.tokens, report.kv_dtype.as_str()), (96, 96, "bf16"));
+    assert_eq!((errors.positions, report.tokens, report.kv_dtype.as_str()), (96, 96, "f16"));
     assert!(errors.mean_kl >= 0.0 && errors.mean_kl < 1e-3, "{errors:?}");
     assert!(errors.mean_error > 0.0 && errors.mean_error <= errors.max_error, "{errors:?}");
     assert!(errors.max_error < 0.5 && errors.agreeing >= 90, "{errors:?}");

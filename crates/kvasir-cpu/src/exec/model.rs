@@ -315,14 +315,18 @@ impl CpuModel {
     }
 }
 
-/// The default KV cache data type of weights of these forms: f16 if any matrix is stored as f16, or
-/// if an instruction set with bf16 dot products multiplies bf16 matrices, bf16 otherwise.
+/// The default KV cache data type of weights of these forms: f16 if any matrix is stored as f16, if
+/// bf16 matrices are multiplied by an instruction set with bf16 dot products, or if matrices are
+/// bf16 and none is quantized; bf16 otherwise.
 ///
-/// Bf16 matrices are exact, so rounding K, V, Q and P to bf16 is a third of the remaining error;
-/// attention over f16 rounds neither Q nor P. With quantized weights that error is negligible.
-fn default_kv(isa: Isa, mut forms: impl Iterator<Item = Form>) -> KvType {
-    let needs_f16 = |form| form == Form::F16 || (form == Form::Bf16 && isa.has_bf16_dot());
-    if forms.any(needs_f16) { KvType::F16 } else { KvType::Bf16 }
+/// Bf16 matrices are exact. Rounding K, V, Q and P to bf16 is a third of the remaining error where
+/// bf16 dot products round activations, and all of it elsewhere; attention over f16 rounds neither
+/// Q nor P. With quantized weights that error is negligible.
+fn default_kv(isa: Isa, forms: impl Iterator<Item = Form>) -> KvType {
+    let forms: Vec<Form> = forms.collect();
+    let is_any = |form| forms.contains(&form);
+    let shows_rounding = isa.has_bf16_dot() || !is_any(Form::Quantized);
+    if is_any(Form::F16) || is_any(Form::Bf16) && shows_rounding { KvType::F16 } else { KvType::Bf16 }
 }
 
 /// The feature of an op that this backend has no kernels for; `None` if it runs the op.
@@ -451,14 +455,14 @@ mod tests {
     use crate::weights::linear::Form;
 
     #[test]
-    fn bf16_weights_have_f16_kv_where_activations_are_rounded() {
+    fn bf16_weights_have_f16_kv_unless_others_are_quantized() {
         let widened = Isa::detect().without_bf16_dot();
         let dot = Isa { bf16_dot: true, ..widened };
         let default = |isa, forms: &[Form]| default_kv(isa, forms.iter().copied());
-        assert_eq!(default(widened, &[Form::Bf16]), KvType::Bf16);
-        assert_eq!(default(dot, &[Form::Bf16]), KvType::F16);
+        assert_eq!(default(widened, &[Form::Bf16, Form::F32]), KvType::F16);
+        assert_eq!(default(widened, &[Form::Quantized, Form::Bf16]), KvType::Bf16);
+        assert_eq!(default(widened, &[Form::Quantized, Form::F16]), KvType::F16);
         assert_eq!(default(dot, &[Form::Quantized, Form::Bf16]), KvType::F16);
         assert_eq!(default(dot, &[Form::Quantized]), KvType::Bf16);
-        assert_eq!(default(widened, &[Form::Quantized, Form::F16]), KvType::F16);
     }
 }
