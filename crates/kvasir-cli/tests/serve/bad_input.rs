@@ -8,7 +8,7 @@ use super::bystander::Bystander;
 use super::server::{Answer, CHAT, COMPLETIONS, JSON, Server, chat, head};
 use serde_json::{Map, Value, json};
 use std::{
-    io::{BufReader, Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::Shutdown,
 };
 
@@ -33,7 +33,7 @@ fn unharmed(server: &mut Server) {
 }
 
 fn server(name: &str) -> Server {
-    let options = ["--kv-capacity", "1024", "--max-model-len", "1024", "--client-timeout", "30"];
+    let options = ["--kv-capacity", "1024", "--max-model-len", "1024", "--client-timeout", "10"];
     Server::start(name, &options)
 }
 
@@ -72,7 +72,10 @@ fn bodies_that_are_no_requests() {
     // (2) An excessive `content-length` is rejected at once.
     let mut stream = server.connect();
     stream.write_all(head(CHAT, "", (32 << 20) + 1).as_bytes()).unwrap();
-    assert_eq!(Answer::read(stream).status, 413);
+    // The server keeps the connection open to drain the body until its timeout.
+    let mut status = String::new();
+    BufReader::new(stream).read_line(&mut status).unwrap();
+    assert!(status.contains(" 413 "), "{status}");
     let plain = chat(json!({})).to_string();
     for kind in ["text/plain", "multipart/form-data", "application/x-www-form-urlencoded"] {
         let (status, _) = server.send("POST", CHAT, &format!("Content-Type: {kind}\r\n"), &plain);
