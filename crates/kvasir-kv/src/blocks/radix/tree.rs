@@ -10,13 +10,17 @@
 //!   eviction heap.
 //! - Each tenant (salt) has a root; all but tenant 0's are dropped when bare.
 //!
+//! `events.rs`: KV events of the tree. `check.rs`: its invariants, counted anew.
+//!
 //! Guarded by `tests/radix_model.rs` against a naive tree.
+
+mod check;
+mod events;
 
 use crate::blocks::event_log::EventLog;
 use crate::blocks::index::Unpinned;
 use crate::blocks::radix::lru_heap::LruHeap;
 use crate::contract::ids::{BlockId, Token};
-use crate::contract::kv_event::KvEvent;
 use crate::shared::eviction_order::EvictionOrder;
 use crate::shared::runs::common_prefix;
 use std::collections::HashMap;
@@ -429,107 +433,6 @@ impl RadixTree {
                 self.nodes.len() as NodeId - 1
             }
         }
-    }
-
-    /// Starts recording KV events. The tree must be empty.
-    pub(crate) fn record_events(&mut self) {
-        self.log.get_or_insert_default();
-    }
-
-    /// Moves the recorded KV events to `into`.
-    pub(crate) fn take_events(&mut self, into: &mut Vec<KvEvent>) {
-        if let Some(log) = &mut self.log
-            && log.take(into)
-        {
-            self.announce_all(into);
-        }
-    }
-
-    /// Appends events that store all pages.
-    fn announce_all(&self, into: &mut Vec<KvEvent>) {
-        let mut children = HashMap::<NodeId, Vec<NodeId>>::new();
-        self.edges.iter().for_each(|(&(parent, _), &child)| children.entry(parent).or_default().push(child));
-        let mut log = EventLog::with_limit(usize::MAX);
-        let mut below: Vec<(NodeId, Option<u64>, u64)> =
-            self.roots.iter().map(|(&salt, &root)| (root, None, salt)).collect();
-        while let Some((at, mut parent, salt)) = below.pop() {
-            let node = &self.nodes[at as usize];
-            log.begin_publication();
-            for (&hash, page) in node.hashes.iter().zip(node.key.chunks_exact(self.page)) {
-                log.stored(hash, parent, salt, page);
-                parent = Some(hash);
-            }
-            let children = children.remove(&at).unwrap_or_default();
-            below.extend(children.into_iter().map(|child| (child, parent, salt)));
-        }
-        log.take(into);
-    }
-
-    /// Removes all nodes; KV events continue to be recorded.
-    pub(crate) fn clear(&mut self) {
-        let mut log = self.log.take();
-        log.as_mut().into_iter().for_each(|log| log.cleared());
-        *self = Self { log, ..Self::new(self.page as u32) };
-    }
-
-    /// Records the pages of a new leaf under `parent`; returns their hashes.
-    fn log_stored(&mut self, parent: NodeId, tokens: &[Token]) -> Vec<u64> {
-        let Some(log) = &mut self.log else { return Vec::new() };
-        let above = &self.nodes[parent as usize];
-        let salt = if above.parent == NONE { above.edge } else { 0 };
-        let mut hashes = Vec::with_capacity(tokens.len() / self.page);
-        log.stored_all(above.hashes.last().copied(), salt, tokens, self.page, &mut hashes);
-        hashes
-    }
-
-    /// Consistency check of the whole tree. `held` counts the pins that belong to pages.
-    pub fn check(&self, held: impl Fn(NodeId, &[BlockId]) -> u32) -> Result<(), String> {
-        let (mut evictable, mut protected, mut seen, mut leaves) = (0, 0, 0, 0);
-        let mut below = vec![(0u32, 0u32); self.nodes.len()];
-        for (&(parent, edge), &child) in &self.edges {
-            let node = &self.nodes[child as usize];
-            let len = node.key.len();
-            if node.parent != parent
-                || node.edge != edge
-                || hash_page(&node.key[..self.page.min(len)]) != edge
-            {
-                return Err(format!("node {child} is not what its parent {parent} says"));
-            }
-            if len == 0 || !len.is_multiple_of(self.page) || node.pages.len() != len / self.page {
-                return Err(format!("node {child} has {len} tokens in {} pages", node.pages.len()));
-            }
-            seen += 1;
-            let up = &mut below[parent as usize];
-            up.0 += 1;
-            up.1 += u32::from(node.pins > 0);
-            match node.pins {
-                0 => evictable += len as u32,
-                _ => protected += len as u32,
-            }
-            let is_leaf = node.children == 0 && node.pins == 0;
-            leaves += usize::from(is_leaf);
-            if is_leaf != self.leaves.contains(child) {
-                return Err(format!("node {child} is a free leaf: {is_leaf}, listed: {}", !is_leaf));
-            }
-        }
-        if (evictable, protected) != (self.evictable, self.protected) {
-            let counted = (self.evictable, self.protected);
-            return Err(format!(
-                "evictable and protected are {evictable} and {protected}, counted {counted:?}"
-            ));
-        }
-        if seen != self.nodes() || leaves != self.leaves.len() {
-            return Err(format!("{seen} nodes hang together of {}, {leaves} free leaves", self.nodes()));
-        }
-        let roots = self.roots.values().copied();
-        for id in self.edges.values().copied().chain(roots) {
-            let node = &self.nodes[id as usize];
-            let (children, pinned) = below[id as usize];
-            if children != node.children || node.pins != pinned + held(id, &node.pages) {
-                return Err(format!("node {id} counts {} children and {} pins", node.children, node.pins));
-            }
-        }
-        Ok(())
     }
 }
 
