@@ -1,12 +1,13 @@
 //! `Display` for programs: a readable dump, one op per line (`%value [width] = op operands`).
 
 use crate::ir::key_pool::{KeyPool, KeyPooling};
+use crate::ir::moe::{Experts, Routing};
 use crate::ir::op::{NormKind, Op, Pairs};
 use crate::ir::program::{Program, Purpose, Shard};
-use crate::ir::recurrent::DecayGate;
+use crate::ir::recurrent::{DecayGate, DeltaForm, ScanForm};
 use crate::ir::rope::Rope;
 use crate::ir::value::{Holds, ValueId};
-use crate::ir::weight::{Matrices, Matrix, WeightId};
+use crate::ir::weight::{Matrices, Matrix, Vector, WeightId};
 use std::borrow::Cow;
 use std::fmt::{self, Display, Formatter};
 
@@ -80,6 +81,13 @@ fn frequencies(f: &mut Formatter<'_>, inv_freq: &[f32]) -> fmt::Result {
     if *first != 1.0 { write!(f, " positions / {}", 1.0 / first) } else { Ok(()) }
 }
 
+/// The heads of a gated delta rule.
+fn print_heads(f: &mut Formatter<'_>, form: &DeltaForm) -> fmt::Result {
+    write!(f, " heads {} to {}", form.key_heads, form.value_heads)?;
+    write!(f, " {:?} of [{}, {}]", form.head_map, form.key_dim, form.value_dim)?;
+    if form.gate != DecayGate::Head { write!(f, " decay per {:?}", form.gate) } else { Ok(()) }
+}
+
 impl Program {
     /// The name of a weight, with its range of elements if it is a part of a tensor.
     fn name(&self, id: WeightId) -> Cow<'_, str> {
@@ -133,12 +141,7 @@ impl Program {
                 k.iter().chain(v).try_for_each(|operand| write!(f, " {operand}"))?;
                 write!(f, " layer {} scale {scale}", layer.0)?;
                 soft_cap.iter().try_for_each(|cap| write!(f, " soft_cap {cap}"))?;
-                if let Some(sinks) = sinks {
-                    write!(f, " sinks {}", self.name(sinks.weight))?;
-                    if sinks.offset != 0 {
-                        write!(f, " from {}", sinks.offset)?;
-                    }
-                }
+                sinks.iter().try_for_each(|sinks| self.print_sinks(f, sinks))?;
                 selection.iter().try_for_each(|s| write!(f, " of {s}"))
             }
             Op::CompressedAttend { q, k, row, selection, layer, scale, sinks, window, pool, .. } => {
@@ -159,20 +162,15 @@ impl Program {
                 write!(f, "{} state {}", if *silu { " silu" } else { "" }, state.0)
             }
             Op::GatedDelta { q, k, v, decay, beta, form, state, .. } => {
-                let (keys, values) = (form.key_heads, form.value_heads);
-                write!(f, "gated_delta {q} {k} {v} decay {decay} {}", self.name(form.decay))?;
-                write!(f, " + {} beta {beta} heads {keys} to {values}", self.name(form.dt_bias))?;
-                write!(f, " {:?} of [{}, {}]", form.head_map, form.key_dim, form.value_dim)?;
-                if form.gate != DecayGate::Head {
-                    write!(f, " decay per {:?}", form.gate)?;
-                }
+                let (rate, dt_bias) = (self.name(form.decay), self.name(form.dt_bias));
+                write!(f, "gated_delta {q} {k} {v} decay {decay} {rate} + {dt_bias} beta {beta}")?;
+                print_heads(f, form)?;
                 write!(f, " state {}", state.0)
             }
             Op::SelectiveScan { x, b, c, dt, form, state, .. } => {
-                write!(f, "selective_scan {x} {b} {c} dt {dt} + {}", self.name(form.dt_bias))?;
-                write!(f, " decay {} skip {}", self.name(form.decay), self.name(form.skip))?;
-                write!(f, " heads {} in {} groups", form.heads, form.groups)?;
-                write!(f, " of [{}, {}] state {}", form.head_dim, form.state_dim, state.0)
+                write!(f, "selective_scan {x} {b} {c} dt {dt}")?;
+                self.print_scan(f, form)?;
+                write!(f, " state {}", state.0)
             }
             Op::Gate { gate, up, activation, .. } => write!(f, "gate {gate} {up} {activation:?}"),
             Op::Scale { x, factor, by, .. } => {
@@ -191,23 +189,12 @@ impl Program {
             }
             Op::Add { a, b, .. } => write!(f, "add {a} {b}"),
             Op::Route { scores, routing, .. } => {
-                write!(
-                    f,
-                    "route {scores} {:?} top {} scale {}",
-                    routing.score, routing.top_k, routing.scale
-                )?;
-                routing.groups.iter().try_for_each(|g| write!(f, " groups {} of {}", g.keep, g.count))?;
-                routing.correction.iter().try_for_each(|c| write!(f, " correction {}", self.name(*c)))?;
-                routing.token_table.iter().try_for_each(|t| write!(f, " by token {}", self.name(*t)))?;
-                routing.renormalize.iter().try_for_each(|eps| write!(f, " renormalize {eps}"))?;
-                routing.expert_scale.iter().try_for_each(|w| write!(f, " expert scale {}", self.name(*w)))
+                write!(f, "route {scores}")?;
+                self.print_routing(f, routing)
             }
             Op::Mixture { x, routes, experts, .. } => {
                 write!(f, "mixture {x} {routes}")?;
-                let parts = [("gate", &experts.gate), ("up", &experts.up), ("down", &experts.down)];
-                parts.iter().try_for_each(|(name, part)| write!(f, " {name} {}", self.matrices(part)))?;
-                write!(f, " {:?}", experts.activation)?;
-                if experts.first != 0 { write!(f, " from expert {}", experts.first) } else { Ok(()) }
+                self.print_experts(f, experts)
             }
             Op::Collect { x, how, .. } => write!(f, "collect {x} {how:?}"),
             Op::Gather { x, .. } => write!(f, "gather {x}"),
@@ -220,6 +207,34 @@ impl Program {
                 soft_cap.iter().try_for_each(|cap| write!(f, " soft_cap {cap}"))
             }
         }
+    }
+
+    fn print_sinks(&self, f: &mut Formatter<'_>, sinks: &Vector) -> fmt::Result {
+        write!(f, " sinks {}", self.name(sinks.weight))?;
+        if sinks.offset != 0 { write!(f, " from {}", sinks.offset) } else { Ok(()) }
+    }
+
+    fn print_scan(&self, f: &mut Formatter<'_>, form: &ScanForm) -> fmt::Result {
+        let [dt_bias, decay, skip] = [form.dt_bias, form.decay, form.skip].map(|id| self.name(id));
+        write!(f, " + {dt_bias} decay {decay} skip {skip}")?;
+        write!(f, " heads {} in {} groups", form.heads, form.groups)?;
+        write!(f, " of [{}, {}]", form.head_dim, form.state_dim)
+    }
+
+    fn print_routing(&self, f: &mut Formatter<'_>, routing: &Routing) -> fmt::Result {
+        write!(f, " {:?} top {} scale {}", routing.score, routing.top_k, routing.scale)?;
+        routing.groups.iter().try_for_each(|g| write!(f, " groups {} of {}", g.keep, g.count))?;
+        routing.correction.iter().try_for_each(|c| write!(f, " correction {}", self.name(*c)))?;
+        routing.token_table.iter().try_for_each(|t| write!(f, " by token {}", self.name(*t)))?;
+        routing.renormalize.iter().try_for_each(|eps| write!(f, " renormalize {eps}"))?;
+        routing.expert_scale.iter().try_for_each(|w| write!(f, " expert scale {}", self.name(*w)))
+    }
+
+    fn print_experts(&self, f: &mut Formatter<'_>, experts: &Experts) -> fmt::Result {
+        let parts = [("gate", &experts.gate), ("up", &experts.up), ("down", &experts.down)];
+        parts.iter().try_for_each(|(name, part)| write!(f, " {name} {}", self.matrices(part)))?;
+        write!(f, " {:?}", experts.activation)?;
+        if experts.first != 0 { write!(f, " from expert {}", experts.first) } else { Ok(()) }
     }
 
     fn print_pool(&self, f: &mut Formatter<'_>, pool: &KeyPool) -> fmt::Result {
