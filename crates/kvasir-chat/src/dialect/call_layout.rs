@@ -1,17 +1,12 @@
-//! How each dialect writes tool calls, as grammars: answers that consist of calls only, and calls
-//! in free text with the triggers that start them.
+//! How each dialect writes tool calls, as grammars of answers that consist of calls only.
+//! `call_syntax.rs` has those of calls in free text.
 //!
 //! Parser and grammar must agree: text generated under the grammar parses to a call that fits its
 //! tool's schema. `grammar/call_grammars/tests.rs` checks this on random answers.
 
-use crate::dialect::call_parts::{
-    after, arguments, gemma_arguments, object, object_after_brace, pythonic, tagged,
-};
-use crate::dialect::markers::{
-    CallFormat, DEEPSEEK, DSML, GEMMA4, GLM, KIMI_K2, LFM2, NEMOTRON, PYTHON_FENCE, QWEN3_CODER,
-};
+use crate::dialect::call_parts::{arguments, gemma_arguments, pythonic, tagged};
+use crate::dialect::markers::{DSML, GEMMA4, GLM, QWEN3_CODER};
 use crate::dialect::tool_calls::ToolDialect;
-use crate::grammar::call_scanner::{CallSyntax, NextObject, Unmarked};
 use crate::grammar::spec::{Calls, Part};
 use crate::tool::Tool;
 
@@ -44,166 +39,8 @@ impl ToolDialect {
         }
     }
 
-    /// Trigger syntax of calls of `tools` within free text, and the grammars that follow each
-    /// trigger. With `several`, one run may hold more than one call.
-    pub fn syntax(self, tools: &[&Tool], several: bool) -> CallSyntax {
-        let names = tools.iter().map(|tool| tool.name.clone()).collect();
-        let calls = |begin: &str, separator: &str, end: &str, one: &dyn Fn(&Tool) -> Vec<Part>| Calls {
-            begin: begin.into(),
-            calls: tools.iter().map(|tool| one(tool)).collect(),
-            separator: (several && !separator.is_empty()).then(|| separator.into()),
-            end: end.into(),
-        };
-        let object = |key: &'static [&'static str]| move |tool: &Tool| object(tool, key);
-        // After the opening brace, which the scanner has already consumed.
-        let after_brace = |key: &'static [&'static str]| move |tool: &Tool| object_after_brace(tool, key);
-        let own = |mark: &'static str| CallSyntax {
-            grammars: vec![vec![calls("", "", "", &|tool| after(mark, self.call(tool)))]],
-            openings: vec![(mark, 0)],
-            ..CallSyntax::default()
-        };
-        let syntax = match self {
-            Self::Hermes => {
-                let one = |tool: &Tool| {
-                    let parts = [vec![Part::Space], object(&["arguments"])(tool), vec![Part::Space]];
-                    parts.into_iter().flatten().chain([Part::Text("</tool_call>".into())]).collect()
-                };
-                CallSyntax {
-                    grammars: vec![vec![calls("", "", "", &one)]],
-                    openings: vec![("<tool_call>", 0)],
-                    ..CallSyntax::default()
-                }
-            }
-            Self::Llama3Json => {
-                let marked = |tool: &Tool| {
-                    [Part::Space].into_iter().chain(object(&["parameters", "arguments"])(tool)).collect()
-                };
-                CallSyntax {
-                    grammars: vec![
-                        vec![calls("", "", "", &marked)],
-                        vec![calls("", "", "", &after_brace(&["parameters", "arguments"]))],
-                    ],
-                    openings: vec![("<|python_tag|>", 0)],
-                    unmarked: Some((Unmarked::Json, 1)),
-                    next: if several { NextObject::Unmarked } else { NextObject::Text },
-                    ..CallSyntax::default()
-                }
-            }
-            Self::Pythonic => {
-                let call = |tool: &Tool| self.call(tool);
-                let printed = |tool: &Tool| {
-                    let before = Part::Text("print(".into());
-                    [before].into_iter().chain(self.call(tool)).chain([Part::Text(")".into())]).collect()
-                };
-                CallSyntax {
-                    grammars: vec![
-                        vec![calls("", ", ", "]", &call)],
-                        vec![
-                            calls("\n", "\n", "\n```", &call),
-                            calls("\n", "", "\n```", &printed),
-                            calls("\n[", ", ", "]\n```", &call),
-                        ],
-                    ],
-                    openings: vec![(PYTHON_FENCE, 1)],
-                    unmarked: Some((Unmarked::Python, 0)),
-                    ..CallSyntax::default()
-                }
-            }
-            Self::Lfm2 => {
-                let call = |tool: &Tool| self.call(tool);
-                CallSyntax {
-                    grammars: vec![vec![calls("[", ", ", "]<|tool_call_end|>", &call)]],
-                    openings: vec![(LFM2.open, 0)],
-                    ..CallSyntax::default()
-                }
-            }
-            Self::Nemotron => {
-                let one = object(&["arguments"]);
-                CallSyntax {
-                    grammars: vec![vec![calls("[", ", ", "]</TOOLCALL>", &one)]],
-                    openings: vec![(NEMOTRON.open[0], 0)],
-                    ..CallSyntax::default()
-                }
-            }
-            Self::Mistral => {
-                let named = |tool: &Tool| {
-                    let id = vec![Part::Text("[CALL_ID]".into()), Part::Regex("[a-zA-Z0-9]{1,32}".into())];
-                    let mark = vec![Part::Text("[ARGS]".into())];
-                    let name = Part::Text(tool.name.clone());
-                    vec![name, Part::Optional(id), Part::Optional(mark), Part::Json(arguments(tool))]
-                };
-                let listed = |tool: &Tool| {
-                    let mut parts = object(&["arguments"])(tool);
-                    let id = [",", "\"id\"", ":"]
-                        .into_iter()
-                        .flat_map(|text| [Part::Space, Part::Text(text.into())]);
-                    let value = [Part::Space, Part::Regex("\"[a-zA-Z0-9]{1,32}\"".into())];
-                    // Between the arguments and the closing brace.
-                    parts.insert(parts.len() - 2, Part::Optional(id.chain(value).collect()));
-                    parts
-                };
-                CallSyntax {
-                    grammars: vec![
-                        vec![
-                            calls("", "", "", &named),
-                            calls("[", ", ", "]", &listed),
-                            calls(" [", ", ", "]", &listed),
-                        ],
-                        vec![calls("", "", "", &after_brace(&["arguments"]))],
-                    ],
-                    openings: vec![("[TOOL_CALLS]", 0)],
-                    next: NextObject::Call(1),
-                    ..CallSyntax::default()
-                }
-            }
-            Self::Phi4 => CallSyntax {
-                grammars: vec![
-                    vec![calls("[", ", ", "]", &object(&["arguments"]))],
-                    vec![calls("", ", ", "]", &object(&["arguments"]))],
-                    vec![calls("", "", "", &after_brace(&["arguments"]))],
-                ],
-                openings: vec![("<|tool_call|>", 0), ("functools[", 1)],
-                next: NextObject::Call(2),
-                ..CallSyntax::default()
-            },
-            Self::Harmony => {
-                let one = |tool: &Tool| {
-                    let text = |text: &str| Part::Text(text.into());
-                    let (constrain, kind) = (text("<|constrain|>"), Part::Regex("(json|code)?".into()));
-                    vec![
-                        text(&tool.name),
-                        Part::Optional(vec![text("<|channel|>commentary")]),
-                        // The name ends at a space or a marker.
-                        Part::Optional(vec![Part::Either(vec![
-                            vec![text(" "), Part::Optional(vec![constrain.clone()]), kind.clone()],
-                            vec![constrain, kind],
-                        ])]),
-                        text("<|message|>"),
-                        Part::Json(arguments(tool)),
-                    ]
-                };
-                CallSyntax {
-                    grammars: vec![vec![calls("", "", "", &one)]],
-                    channels: true,
-                    ..CallSyntax::default()
-                }
-            }
-            Self::DeepSeekV3 | Self::DeepSeekV31 => own(DEEPSEEK.open[0]),
-            Self::DeepSeekV32 => own(DSML.open),
-            Self::KimiK2 => own(KIMI_K2.open[0]),
-            Self::Glm45 => own(GLM.open),
-            Self::Qwen3Coder => own(QWEN3_CODER.open),
-            Self::Gemma4 => own(GEMMA4.open),
-        };
-        let decoration = match self.call_format() {
-            CallFormat::Json(marks) => marks.decoration,
-            CallFormat::Tagged(tags) => tags.decoration,
-            CallFormat::Buffered(_) | CallFormat::Harmony => &[],
-        };
-        CallSyntax { decoration: decoration.to_vec(), names, ..syntax }
-    }
-
-    fn call(self, tool: &Tool) -> Vec<Part> {
+    /// One call of a tool.
+    pub(super) fn call(self, tool: &Tool) -> Vec<Part> {
         let name = &tool.name;
         let schema = arguments(tool);
         let around = |before: String, after: &str| {

@@ -1,6 +1,7 @@
 //! Marker tables of the tool call dialects: what starts, separates and ends a call.
 //!
-//! The parsers (`answer`) and the grammars of calls (`call_layout`) read the same tables.
+//! The parsers (`answer`) and the grammars of calls (`call_layout`, `call_syntax`) read the same
+//! tables.
 
 use crate::scan::gemma_calls::{self, QUOTE};
 use crate::scan::{NamedCall, python_calls};

@@ -4,6 +4,7 @@
 
 pub(crate) mod call_layout;
 pub(crate) mod call_parts;
+pub(crate) mod call_syntax;
 pub(crate) mod markers;
 pub(crate) mod reasoning;
 pub(crate) mod schema_types;

@@ -3,7 +3,8 @@
 //!
 //! A dialect is detected from the chat template (`of_template`) or named as vLLM and SGLang name
 //! their parsers (`named`). `call_format` selects the parser and its marker table, `marks` the
-//! control tokens that detokenization must keep; `call_layout` builds the grammars of calls.
+//! control tokens that detokenization must keep; `call_layout` and `call_syntax` build the
+//! grammars of calls.
 
 use crate::dialect::markers::{
     CallBody, CallFormat, DEEPSEEK, DSML, GEMMA4, GLM, HARMONY_MARKERS, HERMES, KIMI_K2, LFM2, LLAMA3,

@@ -7,7 +7,8 @@
 use super::*;
 use crate::answer::{CallConstraint, Choice, Delta, ParseOptions};
 use crate::dialect::{ReasoningDialect, ToolDialect};
-use crate::grammar::call_grammars::tests::{EOS, THINK, check, drawn_tools, is_allowed, long, tool};
+use crate::grammar::call_grammars::tests::random_answers::{check, drawn_tools};
+use crate::grammar::call_grammars::tests::{EOS, THINK, is_allowed, long, tool};
 use crate::tool::Tool;
 use kvasir_formats::Tokenizer;
 use kvasir_testkit::{
