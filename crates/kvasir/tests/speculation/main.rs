@@ -1,18 +1,19 @@
-//! Speculative decoding on real weights: recorded rounds of EAGLE-3 heads and MTP layers, and outputs
-//! that do not depend on any drafter.
+//! Speculative decoding on real weights: outputs that do not depend on any drafter.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
+mod recorded;
+mod rejection;
+
 use kvasir::{
-    Acceptance, Answer, BackendKind, Branch, CacheKind, CacheOptions, DraftRound, DraftTrace, DraftWidth,
-    Dry, KvType, Kvasir, Mirostat, Model, OpenedModel, Options, Params, Precision, Prompt, Sampler,
-    SamplerChain, Sampling, Session, Speculation, Token,
+    Answer, BackendKind, Branch, CacheKind, CacheOptions, DraftWidth, Dry, KvType, Kvasir, Mirostat, Model,
+    OpenedModel, Options, Params, Precision, Prompt, Sampler, SamplerChain, Sampling, Session, Speculation,
+    Token,
 };
 use kvasir_engine::{Chunked, Core, Limits, Mixing, Order, Rectangular, RectangularConfig};
 use kvasir_exec::TokenLogprobs;
 use kvasir_kv::{CacheConfig, build};
 use kvasir_sample::{Allowed, Constrained, Constraint, Follower};
 use kvasir_testkit::paths;
-use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,14 +26,6 @@ fn cases() -> Vec<PathBuf> {
     all.retain(|path| !path.ends_with("deepseek_v4"));
     all.sort();
     all
-}
-
-fn json_of(path: &Path) -> Option<Json> {
-    Some(serde_json::from_str(&std::fs::read_to_string(path).ok()?).unwrap())
-}
-
-fn ids(list: &Json) -> Vec<Token> {
-    list.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as Token).collect()
 }
 
 /// How an engine runs.
@@ -78,110 +71,6 @@ fn spec(text: &str) -> Speculation {
     let mut spec: Speculation = text.parse().unwrap();
     spec.parameters.width = DraftWidth::Fixed;
     spec
-}
-
-fn rounds_of(trace: &DraftTrace) -> Json {
-    let one = |round: &DraftRound| {
-        let candidates: Vec<_> =
-            round.candidates.iter().map(|c| json!([c.token, c.parent, c.level])).collect();
-        json!({"context_len": round.context_len, "root": round.root, "candidates": candidates, "kept": round.kept,
-            "accepted_tokens": round.accepted, "bonus": round.bonus})
-    };
-    trace.take().iter().map(one).collect()
-}
-
-/// The recorded rounds, without log-probabilities.
-fn recorded(rounds: &Json) -> Json {
-    let one = |round: &Json| {
-        let candidates: Vec<_> =
-            round["candidates"].as_array().unwrap().iter().map(|c| json!([c[0], c[1], c[2]])).collect();
-        json!({"context_len": round["context_len"], "root": round["root"], "candidates": candidates,
-            "kept": round["kept"], "accepted_tokens": round["accepted_tokens"], "bonus": round["bonus"]})
-    };
-    rounds.as_array().unwrap().iter().map(one).collect()
-}
-
-#[test]
-fn eagle3_rounds_are_the_recorded_ones() {
-    let mut seen = 0;
-    for case in cases() {
-        let Some(expected) = json_of(&case.join("eagle_expected.json")) else { continue };
-        let prompts = json_of(&case.join("expected.json")).unwrap()["prompts"].clone();
-        let number = |key: &str| expected[key].as_u64().unwrap();
-        let (depth, top_k, nodes) = (number("depth"), number("top_k"), number("total_draft_tokens"));
-        let draft = case.join("draft");
-        let spec = spec(&format!("eagle3:{},depth={depth},topk={top_k},nodes={nodes}", draft.display()));
-        for backend in [BackendKind::Plain, BackendKind::Cpu] {
-            for (prompt, record) in expected["prompts"].as_object().unwrap() {
-                let output = ids(&record["output"]);
-                for kind in [CacheKind::Tree, CacheKind::Radix, CacheKind::Cells] {
-                    let setup = Setup { backend: backend.clone(), ..Setup::cpu(kind) };
-                    let mut kvasir = setup.engine(OpenedModel::open(&case).unwrap(), Some(&spec));
-                    let trace = kvasir.trace_drafts();
-                    let max_tokens = output.len() as u32;
-                    let params = Params { max_tokens, ignore_eos: true, ..Params::default() };
-                    let answer = kvasir.generate(ids(&prompts[prompt]).as_slice(), &params).unwrap();
-                    assert_eq!(answer.ids, output, "{} {prompt} {kind}", case.display());
-                    assert_eq!(rounds_of(&trace), recorded(&record["rounds"]), "{prompt} {backend:?} {kind}");
-                    seen += 1;
-                }
-            }
-        }
-    }
-    assert!(seen >= 36, "only {seen}");
-}
-
-#[test]
-fn mtp_layers_draft_as_recorded_and_chain_their_own_states() {
-    let mut seen = 0;
-    for (case, backend) in
-        cases().iter().flat_map(|case| [(case, BackendKind::Cpu), (case, BackendKind::Plain)])
-    {
-        let Some(expected) = json_of(&case.join("expected.json")) else { continue };
-        let Some(prompts) = expected["mtp"]["prompts"].as_object() else { continue };
-        for (prompt, record) in prompts {
-            let (prompt_ids, greedy) =
-                (ids(&expected["prompts"][prompt]), ids(&expected["greedy"][prompt]["tokens"]));
-            let setup = Setup { backend: backend.clone(), ..Setup::cpu(CacheKind::Paged) };
-            let mut kvasir = setup.engine(OpenedModel::open(case).unwrap(), Some(&spec("mtp:3")));
-            let trace = kvasir.trace_drafts();
-            let params = Params { max_tokens: greedy.len() as u32, ignore_eos: true, ..Params::default() };
-            assert_eq!(kvasir.generate(prompt_ids.as_slice(), &params).unwrap().ids, greedy);
-            let rounds = trace.take();
-            let drafts = ids(&record["drafts"]);
-            for round in &rounds {
-                let at = round.context_len as usize - prompt_ids.len();
-                assert!(
-                    drafts.get(at).is_none_or(|draft| *draft == round.candidates[0].token),
-                    "{prompt} {at}"
-                );
-            }
-            let chain: Vec<Token> = rounds[0].candidates.iter().map(|candidate| candidate.token).collect();
-            assert_eq!(
-                chain,
-                ids(&record["chain3_feeding_back"]["shared_head_normed"]),
-                "{}",
-                case.display()
-            );
-            seen += 1;
-        }
-    }
-    assert!(seen >= 24, "only {seen}");
-}
-
-#[test]
-fn of_several_prediction_layers_only_the_first_drafts() {
-    let open = || {
-        let mut opened = OpenedModel::open(&paths::model("glm4_moe")).unwrap();
-        opened.model.predictions.push(opened.model.predictions[0].clone());
-        opened
-    };
-    let speculate = |text: &str| open().speculate(&text.parse().unwrap());
-    for text in ["mtp", "mtp:2"] {
-        let error = speculate(text).err().unwrap().to_string();
-        assert!(error.contains("2 prediction layers") && error.contains("mtp:1"), "{error}");
-    }
-    assert!(speculate("mtp:1").is_ok());
 }
 
 /// Requests that share prefixes, repeat themselves, sample and stop in every way.
@@ -392,84 +281,6 @@ fn adaptive_width_changes_no_output() {
         }
         println!("{name} with {spec:?}: {drafted} drafts");
     }
-}
-
-#[test]
-fn rejection_sampling_accepts_all_of_an_equal_draft_model() {
-    let case = paths::model("qwen3");
-    let own: Speculation = spec(&format!("draft:{},depth=3", case.display()));
-    let own = Speculation { acceptance: Acceptance::Rejection, ..own };
-    for backend in [BackendKind::Cpu, BackendKind::Plain] {
-        let setup = Setup { backend, ..Setup::cpu(CacheKind::Radix) };
-        let mut kvasir = setup.engine(OpenedModel::open(&case).unwrap(), Some(&own));
-        let params = |seed, temperature| Params {
-            max_tokens: 40,
-            ignore_eos: true,
-            sampling: Sampling { temperature, seed, ..Sampling::default() },
-            ..Params::default()
-        };
-        let prompt = || kvasir::Prompt::Ids(vec![5, 6, 7, 8]);
-        let requests = (0..6).map(|seed| (prompt(), params(seed, 0.9)));
-        for answer in kvasir.generate_many(requests).unwrap() {
-            assert!(answer.drafted >= 27 && answer.accepted + 1 >= answer.drafted, "{answer:?}");
-        }
-        // Greedy decoding has one right token, whatever the rule.
-        let greedy = kvasir.generate_many([(prompt(), params(0, 0.0))]).unwrap();
-        let plain =
-            engine(&case, None, CacheKind::Radix).generate_many([(prompt(), params(0, 0.0))]).unwrap();
-        assert_eq!(greedy[0].ids, plain[0].ids);
-    }
-}
-
-#[test]
-fn rejection_sampling_keeps_the_distribution() {
-    const REQUESTS: u64 = 4000;
-    let case = paths::model("qwen3");
-    let counts = |spec: Option<&Speculation>, seeds: u64| {
-        let mut kvasir = engine(&case, spec, CacheKind::Radix);
-        let requests = (0..REQUESTS).map(|seed| {
-            let sampling = Sampling { temperature: 1.0, top_k: 6, seed: seeds + seed, ..Sampling::default() };
-            let params = Params { max_tokens: 4, ignore_eos: true, sampling, ..Params::default() };
-            (kvasir::Prompt::Ids(vec![5, 6, 7, 8, 9, 10, 11, 12]), params)
-        });
-        let mut counts = std::collections::HashMap::new();
-        let (mut drafted, mut accepted) = (0, 0);
-        for answer in kvasir.generate_many(requests).unwrap() {
-            *counts.entry((answer.ids[1], answer.ids[2])).or_insert(0.0) += 1.0;
-            drafted += answer.drafted;
-            accepted += answer.accepted;
-        }
-        (counts, drafted, accepted)
-    };
-    // The same model, but the drafts are drawn without the target's top-k: some are rejected.
-    let own = spec(&format!("draft:{},depth=3", case.display()));
-    let own = Speculation { acceptance: Acceptance::Rejection, ..own };
-    let (plain, ..) = counts(None, 1 << 20);
-    let (drafts, drafted, accepted) = counts(Some(&own), 1 << 40);
-    assert!(
-        accepted * 20 > drafted && accepted * 20 < drafted * 19,
-        "both ways are tested: {accepted} of {drafted}"
-    );
-    // Two samples of pairs of tokens; pairs that are rare in both count as one.
-    let (mut chi_squared, mut cells, mut rare) = (0.0, 0.0, (0.0, 0.0));
-    let mut pairs: Vec<_> = plain.keys().chain(drafts.keys()).collect();
-    pairs.sort_unstable();
-    pairs.dedup();
-    let term = |a: f64, b: f64| if a + b > 0.0 { (a - b).powi(2) / (a + b) } else { 0.0 };
-    for pair in pairs {
-        let at = |counts: &std::collections::HashMap<_, f64>| counts.get(pair).copied().unwrap_or(0.0);
-        let (a, b) = (at(&plain), at(&drafts));
-        if a + b < 20.0 {
-            rare = (rare.0 + a, rare.1 + b);
-        } else {
-            chi_squared += term(a, b);
-            cells += 1.0;
-        }
-    }
-    chi_squared += term(rare.0, rare.1);
-    let (a, z): (f64, f64) = (2.0 / (9.0 * cells), 3.72);
-    let limit = cells * (1.0 - a + z * a.sqrt()).powi(3);
-    assert!(chi_squared < limit, "{chi_squared} of {limit} with {cells} pairs");
 }
 
 /// Allows exactly one answer, and nothing behind it.
