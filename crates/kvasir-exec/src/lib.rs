@@ -116,6 +116,6 @@ pub use crate::kv_rows::{KvAccess, KvLayout, KvRows, NoKvAccess};
 pub use crate::output::{DraftCandidate, DraftProposal, Drawn, NO_TOKEN, Output, OutputRow, TokenLogprobs};
 pub use crate::padding::Padding;
 pub use crate::ranked::{RankControl, RankExecutor};
-pub use crate::ranks::{AllGatherBuffers, Ranks, ThreadRank};
+pub use crate::ranks::{AllGatherBuffers, Ranks};
 pub use crate::sampler_row::{DrawnDrafts, SamplerRow, SamplerRows};
 pub use crate::state_rows::StateRowValidator;

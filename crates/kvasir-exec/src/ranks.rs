@@ -1,17 +1,10 @@
 //! Collectives for tensor parallelism: all-reduce and all-gather between the ranks of one model.
 //!
-//! [`ThreadRank`] implements them for ranks that are threads of one process:
-//!
-//! 1. Each rank copies its rows into its own slot.
-//! 2. All ranks wait at a barrier.
-//! 3. Each rank reads all slots in rank order.
-//! 4. All ranks wait again, so that no slot is overwritten while another rank still reads it.
-//!
 //! Invariant: a reduction accumulates in rank order, so every rank gets the same bits. Every rank
-//! must call the same collectives in the same order, or the barrier deadlocks.
+//! must call the same collectives in the same order.
 
 use crate::executor::StepError;
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The collectives between the ranks of one model (tensor parallelism).
 ///
@@ -95,117 +88,5 @@ impl AllGatherBuffers {
             to.copy_from_slice(&all[..full_width]);
         }
         Ok(())
-    }
-}
-
-/// One rank of several that are threads of one process.
-pub struct ThreadRank {
-    rank: usize,
-    meeting: Arc<Meeting>,
-}
-
-struct Meeting {
-    /// The latest contribution of each rank.
-    rows: Vec<Mutex<Vec<f32>>>,
-    barrier: Barrier,
-}
-
-impl ThreadRank {
-    /// Creates `count` connected ranks. Each must run on its own thread, since every collective
-    /// blocks on a barrier.
-    pub fn all(count: usize) -> Vec<Self> {
-        let rows = (0..count).map(|_| Mutex::default()).collect();
-        let meeting = Arc::new(Meeting { rows, barrier: Barrier::new(count) });
-        (0..count).map(|rank| Self { rank, meeting: Arc::clone(&meeting) }).collect()
-    }
-
-    /// Publishes `rows`, waits for all ranks, and passes each rank's rows to `take` in rank order.
-    fn meet(&self, rows: &[f32], mut take: impl FnMut(usize, &[f32])) {
-        let of = |rank: usize| self.meeting.rows[rank].lock().unwrap_or_else(PoisonError::into_inner);
-        let mut own = of(self.rank);
-        own.clear();
-        own.extend_from_slice(rows);
-        drop(own);
-        self.meeting.barrier.wait();
-        (0..self.count()).for_each(|rank| take(rank, &of(rank)));
-        // No rank may publish its next rows while another still reads these.
-        self.meeting.barrier.wait();
-    }
-}
-
-impl Ranks for ThreadRank {
-    fn count(&self) -> usize {
-        self.meeting.rows.len()
-    }
-
-    fn all_reduce(&self, rows: &mut [f32]) -> Result<(), StepError> {
-        let own = rows.to_vec();
-        rows.fill(0.0);
-        self.meet(&own, |_, theirs| rows.iter_mut().zip(theirs).for_each(|(sum, v)| *sum += v));
-        Ok(())
-    }
-
-    fn all_gather(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
-        let stride = width * self.count();
-        self.meet(rows, |rank, theirs| {
-            for (all, row) in all.chunks_exact_mut(stride.max(1)).zip(theirs.chunks_exact(width.max(1))) {
-                all[rank * width..][..width].copy_from_slice(row);
-            }
-        });
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::ranks::*;
-
-    #[test]
-    fn uneven_rows_are_gathered_without_padding() {
-        let gathered: Vec<Vec<f32>> = std::thread::scope(|s| {
-            let run = |(at, rank): (usize, ThreadRank)| {
-                s.spawn(move || {
-                    // Rows of 7 values, in shards of 3, 3 and 1.
-                    let own: Vec<f32> = (0..2)
-                        .flat_map(|row| (at * 3..7.min(at * 3 + 3)).map(move |n| (row * 10 + n) as f32))
-                        .collect();
-                    let mut all = vec![0.0; 14];
-                    AllGatherBuffers::default().all_gather(&rank, &own, own.len() / 2, &mut all, 7).unwrap();
-                    all
-                })
-            };
-            let running: Vec<_> = ThreadRank::all(3).into_iter().enumerate().map(run).collect();
-            running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
-        });
-        let want: Vec<f32> = (0..2).flat_map(|row| (0..7).map(move |n| (row * 10 + n) as f32)).collect();
-        assert!(gathered.iter().all(|all| *all == want), "{gathered:?}");
-    }
-
-    #[test]
-    fn ranks_meet_again_and_again_and_all_get_the_same() {
-        let results: Vec<_> = std::thread::scope(|s| {
-            let run = |(at, rank): (usize, ThreadRank)| {
-                s.spawn(move || {
-                    let mut seen = Vec::new();
-                    for round in 0..100 {
-                        let mut rows = [at as f32 + 1.0, round as f32];
-                        rank.all_reduce(&mut rows).unwrap();
-                        seen.extend(rows);
-                        let mut all = [0.0; 6];
-                        rank.all_gather(&[at as f32, round as f32], 1, &mut all).unwrap();
-                        seen.extend(all);
-                    }
-                    seen
-                })
-            };
-            let running: Vec<_> = ThreadRank::all(3).into_iter().enumerate().map(run).collect();
-            running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
-        });
-        let round = |n: usize| {
-            let n = n as f32;
-            [6.0, 3.0 * n, 0.0, 1.0, 2.0, n, n, n]
-        };
-        let want: Vec<f32> = (0..100).flat_map(round).collect();
-        assert!(results.iter().all(|seen| *seen == want), "{results:?}");
     }
 }

@@ -6,6 +6,7 @@
 //! - `complete` (feature `engine`): an engine's answers to a list of requests.
 //! - `engines` (feature `engine`): random caches, limits and policies.
 //! - `encoders` (feature `encoders`): steps of whole texts, and the recorded vectors of encoders.
+//! - `ranks` (feature `ranks`): collectives of ranks that are threads of one process.
 //! - `steps` (feature `steps`): steps of several sequences that compute the logits of every token.
 //! - `windows` (feature `steps`): random operations on caches with and without window groups.
 //! - `checkpoints` (feature `cpu`): the test models on the CPU backend, in each precision.
@@ -23,6 +24,8 @@ pub mod encoders;
 pub mod engines;
 pub mod paths;
 pub mod random;
+#[cfg(feature = "ranks")]
+pub mod ranks;
 pub mod schemas;
 #[cfg(feature = "steps")]
 pub mod steps;

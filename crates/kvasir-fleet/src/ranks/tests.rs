@@ -8,9 +8,10 @@ use crate::ranks::member::Member;
 use crate::ranks::memory::SharedMemory;
 use crate::ranks::ring_error::RingError;
 use crate::ranks::step_hashes::StepHashes;
-use kvasir_exec::{AllGatherBuffers, BatchRow, RankControl, Ranks, RowKind, Step, StepError, ThreadRank};
+use kvasir_exec::{AllGatherBuffers, BatchRow, RankControl, Ranks, RowKind, Step, StepError};
 use kvasir_kv::Span;
 use kvasir_testkit::Random;
+use kvasir_testkit::ranks::ThreadRank;
 use std::{sync::Arc, thread, time::Duration};
 
 /// The endpoints of a group with this layout.

@@ -1,12 +1,13 @@
 //! Runs a program on one process or as ranks, and compares their logits.
 
 use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Precision, ThreadPool, WeightSource};
-use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step, ThreadRank};
+use kvasir_exec::{Batch, BatchRow, Executor, PoolRow, SequenceSpec, Step};
 use kvasir_formats::Checkpoint;
 use kvasir_kv::{Cache, CacheConfig, CacheKind, ClaimRow, Lowering, Span, StateConfig, StepId, Token, build};
 use kvasir_plain::{PlainExecutor, PlainModel};
 use kvasir_program::{Model, Program};
 use kvasir_testkit::Random;
+use kvasir_testkit::ranks::ThreadRank;
 use kvasir_testkit::steps::{RowInput, row_input, step};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -10,11 +10,11 @@ mod recurrent;
 
 use harness::{Backend, check, cpu, plain};
 use kvasir_cpu::{Precision, RandomWeights};
-use kvasir_exec::ThreadRank;
 use kvasir_formats::{Checkpoint, DType, Rules, convert};
 use kvasir_program::{Eagle3, Model, Op, Program, Source, SplitError, Tap};
 use kvasir_testkit::Random;
 use kvasir_testkit::paths::{model, repository};
+use kvasir_testkit::ranks::ThreadRank;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
 use std::path::Path;
