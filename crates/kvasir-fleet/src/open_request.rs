@@ -247,19 +247,5 @@ pub(crate) fn push_end(
 ) {
     let (request, tokens) = (RequestId(tag), Span::new(outbox.tokens.len(), 0));
     outbox.events.push(Event { request, tag, step: None, first: outputs, tokens, finish: Some(finish) });
-    outbox.ended.push(Summary {
-        request,
-        tag,
-        finish,
-        prompt,
-        outputs,
-        cached,
-        prefix: PrefixMatch::NONE,
-        dropped: 0,
-        preemptions: 0,
-        drafted: 0,
-        accepted: 0,
-        verified: 0,
-        timings,
-    });
+    outbox.ended.push(Summary { prompt, outputs, cached, timings, ..Summary::empty(tag, finish) });
 }

@@ -24,7 +24,7 @@ use crate::load::prompt::AnswerTexts;
 use crate::load::report::Count;
 use crate::load::report::Ended;
 use crate::workload::{At, Job, Workload};
-use kvasir_engine::{Finish, PrefixMatch, RequestId, Summary, Timings};
+use kvasir_engine::{Finish, Summary};
 use serde_json::{Map, Value};
 use std::{cell::RefCell, collections::BTreeMap, io, rc::Rc, time::Duration};
 use tokio::{
@@ -189,19 +189,10 @@ impl<'a> Driver<'a> {
         self.answers.keep(job.answer, done.text);
         let finish = if done.fault.is_none() { Finish::MaxTokens } else { Finish::Aborted };
         let summary = Summary {
-            request: RequestId(job.tag),
-            tag: job.tag,
-            finish,
             prompt: done.prompt as u32,
             outputs: done.outputs as u32,
             cached: done.cached as u32,
-            prefix: PrefixMatch::NONE,
-            dropped: 0,
-            preemptions: 0,
-            drafted: 0,
-            accepted: 0,
-            verified: 0,
-            timings: Timings::default(),
+            ..Summary::empty(job.tag, finish)
         };
         let mut more = Vec::new();
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);

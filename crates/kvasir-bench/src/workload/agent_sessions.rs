@@ -233,7 +233,7 @@ impl Workload for AgentSessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvasir_engine::{Finish, PrefixMatch, RequestId, Timings};
+    use kvasir_engine::Finish;
     use std::collections::HashSet;
 
     /// A request that was drawn.
@@ -265,21 +265,8 @@ mod tests {
             assert!(prompt + job.max_tokens <= max_model_len, "{prompt}");
             let is_main = matches!(thread.role, Role::Session { .. });
             all.push(Drawn { prompt, outputs: job.max_tokens, session: thread.session, is_main });
-            let summary = Summary {
-                request: RequestId(job.tag),
-                tag: job.tag,
-                finish: Finish::Eos,
-                prompt,
-                outputs: job.max_tokens,
-                cached: 0,
-                prefix: PrefixMatch::NONE,
-                dropped: 0,
-                preemptions: 0,
-                drafted: 0,
-                accepted: 0,
-                verified: 0,
-                timings: Timings::default(),
-            };
+            let empty = Summary::empty(job.tag, Finish::Eos);
+            let summary = Summary { prompt, outputs: job.max_tokens, ..empty };
             sessions.ended(&summary, 0, &mut jobs);
         }
     }

@@ -70,6 +70,26 @@ pub struct Summary {
 }
 
 impl Summary {
+    /// A summary with all counts zero and without times, for a request that no engine has run. Its
+    /// id is the tag.
+    pub fn empty(tag: u64, finish: Finish) -> Self {
+        Self {
+            request: RequestId(tag),
+            tag,
+            finish,
+            prompt: 0,
+            outputs: 0,
+            cached: 0,
+            prefix: PrefixMatch::NONE,
+            dropped: 0,
+            preemptions: 0,
+            drafted: 0,
+            accepted: 0,
+            verified: 0,
+            timings: Timings::default(),
+        }
+    }
+
     pub(crate) fn of(sequence: &Sequence, finish: Finish) -> Self {
         Self {
             request: sequence.id,

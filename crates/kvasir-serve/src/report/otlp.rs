@@ -207,7 +207,7 @@ fn spans(context: &RequestContext, summary: &Summary, at: SystemTime, ids: &mut 
 mod tests {
     use super::*;
     use crate::report::sinks::Reports;
-    use kvasir_engine::{PrefixMatch, RequestId, Timings};
+    use kvasir_engine::{PrefixMatch, Timings};
     use kvasir_kv::ShortHit;
     use std::{io::BufRead, net::TcpListener, sync::Arc};
 
@@ -220,19 +220,12 @@ mod tests {
             finished: Some(51_000),
         };
         let summary = Summary {
-            request: RequestId(1),
-            tag: 1,
-            finish: Finish::Eos,
             prompt: 7,
             outputs: 5,
             cached: 4,
             prefix: PrefixMatch { matched: 4, short: Some(ShortHit::OtherKey), public_short: None },
-            dropped: 0,
-            preemptions: 0,
-            drafted: 0,
-            accepted: 0,
-            verified: 0,
             timings,
+            ..Summary::empty(1, Finish::Eos)
         };
         let context = RequestContext {
             id: "r9".into(),

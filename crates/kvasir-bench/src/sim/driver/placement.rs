@@ -11,8 +11,7 @@ use crate::sim::open_request::{OpenRequest, RequestHistory};
 use crate::sim::step_account::MoveCause;
 use crate::workload::{At, Job};
 use kvasir_engine::{
-    Fault, Finish, Nanos, Params, Phase, PrefixMatch, Request, RequestId, Role, RoleCharge, RouteRequest,
-    SessionId, Summary, Timings,
+    Fault, Finish, Nanos, Params, Phase, Request, Role, RoleCharge, RouteRequest, SessionId, Summary, Timings,
 };
 use kvasir_kv::prefix_hashes;
 use kvasir_sample::Sampling;
@@ -141,7 +140,8 @@ impl Driver<'_> {
             let timings = Timings { arrived, finished: Some(now), ..timings.unwrap_or_default() };
             let (prompt, outputs) = (request.prompt.len() as u32, history.outputs);
             let finish = Finish::Failed(Fault::DeviceLost);
-            let mut summary = Summary { tag: request.tag, finish, prompt, outputs, timings, ..NO_SUMMARY };
+            let empty = Summary::empty(request.tag, finish);
+            let mut summary = Summary { prompt, outputs, timings, ..empty };
             let transit = history.complete(&mut summary);
             self.end_request(index, &summary, transit);
         }
@@ -183,20 +183,3 @@ impl Driver<'_> {
         waiting.into_iter().for_each(|waiting| self.place(waiting, None));
     }
 }
-
-/// Base of the summary of a request that fails between two runs.
-const NO_SUMMARY: Summary = Summary {
-    request: RequestId(u64::MAX),
-    tag: 0,
-    finish: Finish::Aborted,
-    prompt: 0,
-    outputs: 0,
-    cached: 0,
-    prefix: PrefixMatch::NONE,
-    dropped: 0,
-    preemptions: 0,
-    drafted: 0,
-    accepted: 0,
-    verified: 0,
-    timings: Timings { arrived: 0, admitted: None, first_token: None, last_token: None, finished: None },
-};
