@@ -73,12 +73,16 @@ fn answers(server: &Server, tokenizer: &str) -> Vec<Value> {
         let tokens = server.post("/tokenize", &json!({"prompt": text, "return_token_strs": true}));
         let ids = tokens.1["tokens"].clone();
         all.push(tokens.1);
-        all.push(server.post("/detokenize", &json!({"tokens": ids})).1);
+        all.push(server.post("/detokenize", &json!({"tokens": &ids})).1);
         // The tiny model generates random tokens, so most characters are split over several tokens.
         let mut body = json!({"model": "tiny", "seed": seed, "max_tokens": 48, "temperature": 1.3,
             "prompt": text, "logprobs": 2, "echo": seed % 2 == 0});
         body["skip_special_tokens"] = json!(seed % 3 == 0);
         all.push(server.post(COMPLETIONS, &body).1);
+        // llama.cpp's answer repeats the prompt as text.
+        let completion =
+            json!({"prompt": ids, "n_predict": 8, "seed": seed, "response_fields": ["content", "prompt"]});
+        all.push(server.post("/completion", &completion).1);
         body["stop"] = json!(["e", "\u{fffd}", "9"]);
         body["include_stop_str_in_output"] = json!(seed % 4 == 0);
         body["ignore_eos"] = json!(true);

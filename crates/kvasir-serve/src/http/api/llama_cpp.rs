@@ -143,7 +143,8 @@ fn submit(
     let count = completion.prompts.len();
     let settings = settings(&app.model, &completion.sampling, &request);
     let reply = Completion::submit(app, key, &body, completion)?.into_reply();
-    let prompts = (0..count).map(|answer| reply.prompt_ids(answer).unwrap_or_default()).collect();
+    let prompt = |answer| EchoedPrompt::decode(&app.model, &reply.prompt_ids(answer).unwrap_or_default());
+    let prompts = (0..count).map(prompt).collect::<Result<_, _>>()?;
     let is_streamed = request.stream;
     let has_new_line = vec![false; count];
     let (model, slots) = (app.model.clone(), reply.slots());
@@ -268,12 +269,27 @@ impl Whole {
     }
 }
 
+/// The prompt of an answer, which the answer's last object repeats.
+struct EchoedPrompt {
+    /// Number of tokens.
+    tokens: u32,
+    text: String,
+}
+
+impl EchoedPrompt {
+    /// Detokenizes a prompt. Takes CPU time and may wait for a tokenizer process, so it must not run
+    /// on the async runtime.
+    fn decode(model: &Model, ids: &[Token]) -> Result<Self, ApiError> {
+        Ok(Self { tokens: ids.len() as u32, text: model.decode(ids)? })
+    }
+}
+
 /// Writes `/completion`'s objects.
 struct Chunks {
     model: Arc<Model>,
     request: LlamaCppRequest,
     settings: Value,
-    prompts: Vec<Vec<Token>>,
+    prompts: Vec<EchoedPrompt>,
     /// The slot number of each answer; −1 if slots are not recorded.
     slots: Vec<i64>,
     /// Whether the answers so far hold a line feed.
@@ -287,7 +303,7 @@ impl Chunks {
         self.has_new_line[index] |= content.contains('\n');
         let mut object = json!({
             "index": index, "content": content, "tokens": ids, "stop": false, "id_slot": self.slots[index],
-            "tokens_evaluated": self.prompts[index].len(),
+            "tokens_evaluated": self.prompts[index].tokens,
         });
         if !logprobs.is_empty() {
             object["completion_probabilities"] = logprobs.into();
@@ -308,7 +324,7 @@ impl Chunks {
         let is_full = outcome.prompt.saturating_add(outcome.tokens) >= self.model.facts.max_len;
         object["stop"] = true.into();
         object["model"] = self.model.name.clone().into();
-        object["prompt"] = self.model.chat.decode(&self.prompts[index]).into();
+        object["prompt"] = self.prompts[index].text.as_str().into();
         object["generation_settings"] = self.settings.clone();
         object["stop_type"] = stop_type.into();
         object["stopping_word"] = outcome.stop.as_deref().unwrap_or_default().into();
@@ -339,7 +355,7 @@ impl EventWriter for Chunks {
         match increment.ended {
             Some(outcome) => self.put_outcome(&mut object, index, outcome),
             None if self.request.timings_per_token => {
-                let prompt = self.prompts[index].len() as u32;
+                let prompt = self.prompts[index].tokens;
                 object["timings"] = increment.progress.timings(prompt, increment.tokens);
             }
             None => {}
