@@ -165,7 +165,10 @@ impl Started {
         let Service {
             access, allowed, reports, names, timeout, rules, kv_events, streams, tokenizers, ..
         } = service;
-        let (served, tokenizers) = start_tokenizers(tokenizers, &loaded.opened, served, &reports)?;
+        let (served, tokenizers) = {
+            let fingerprint = || loaded.opened.checkpoint.fingerprint();
+            start_tokenizers(tokenizers, fingerprint, served, &reports)?
+        };
         drop(loaded);
         let wrap = |engine| match kv_events {
             Some(publisher) => Box::new(PublishedServing::new(engine, publisher)),
@@ -206,6 +209,7 @@ impl Started {
         let observer = ReplicaObserver::new(fleet.roles.len(), timeout);
         let counted = observer.clone();
         let identity = identity(&opened, model, options);
+        let fingerprint = identity.model;
         let packed_file = model.compute().is_on_cpu().then(|| PackedFile::create(packed_key(&identity)));
         let packed_file = packed_file.and_then(|created| {
             let failed = |error| format!("engines do not share packed weights: {error}");
@@ -231,7 +235,7 @@ impl Started {
         let facts = EngineFacts { slots, max_len, ..facts };
         let hidden = !model.compute().is_simulated();
         let served = build_model(name.clone(), &opened, hidden, sampling_args, defaults.as_ref(), max_len)?;
-        let (served, tokenizers) = start_tokenizers(tokenizers, &opened, served, &reports)?;
+        let (served, tokenizers) = start_tokenizers(tokenizers, || fingerprint, served, &reports)?;
         let replicas: Arc<dyn Replicas> = Arc::new(started.handle());
         let live = Live {
             feed: StepFeed::of_replicas(replicas.clone()),

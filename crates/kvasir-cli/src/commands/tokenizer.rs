@@ -42,7 +42,7 @@ impl Args {
         let opened = model.open()?;
         // Tokenization depends neither on the context length nor on the backend.
         let chat = build_model(String::new(), &opened, false, &sampling_args, None, 0)?.chat;
-        let identity = tokenizer_identity(&opened, &chat);
+        let identity = tokenizer_identity(opened.checkpoint.fingerprint(), &chat);
         let Self { tokenizer, generation, .. } = self;
         run_tokenizer(TokenizerProcessConfig { tokenizer, generation, identity, chat })
             .map_err(Failure::failed)?;

@@ -2,7 +2,6 @@
 
 use crate::io::failure::Failure;
 use crate::options::reports::process_logger;
-use kvasir::OpenedModel;
 use kvasir_chat::ChatModel;
 use kvasir_fleet::{Identity, TokenizerArguments, TokenizerConfig, TokenizerPool};
 use kvasir_serve::{model::Model, report::Reports};
@@ -15,25 +14,22 @@ pub(crate) struct TokenizerCommand {
     pub(crate) arguments: TokenizerArguments,
 }
 
-/// Identity that the server process compares with that of a tokenizer process: version, model, and
-/// the options that its results depend on.
-pub(crate) fn tokenizer_identity(opened: &OpenedModel, chat: &ChatModel) -> Identity {
-    Identity {
-        version: env!("CARGO_PKG_VERSION").into(),
-        model: opened.checkpoint.fingerprint(),
-        options: chat.fingerprint(),
-    }
+/// Identity that the server process compares with that of a tokenizer process: version, model (the
+/// fingerprint of its checkpoint), and the options that its results depend on.
+pub(crate) fn tokenizer_identity(model: u64, chat: &ChatModel) -> Identity {
+    Identity { version: env!("CARGO_PKG_VERSION").into(), model, options: chat.fingerprint() }
 }
 
 /// Starts the tokenizer processes, if any. The model that is returned tokenizes in them.
+/// `fingerprint` returns that of the checkpoint; it is called only if there are processes.
 pub(super) fn start_tokenizers(
     command: Option<TokenizerCommand>,
-    opened: &OpenedModel,
+    fingerprint: impl FnOnce() -> u64,
     served: Model,
     reports: &Arc<Reports>,
 ) -> Result<(Model, Option<TokenizerPool>), Failure> {
     let Some(TokenizerCommand { processes, program, arguments }) = command else { return Ok((served, None)) };
-    let identity = tokenizer_identity(opened, &served.chat);
+    let identity = tokenizer_identity(fingerprint(), &served.chat);
     let on_log = process_logger(reports);
     let config = TokenizerConfig { processes, program, arguments, identity, on_log };
     let pool = TokenizerPool::start(config).map_err(Failure::failed)?;
