@@ -1,4 +1,7 @@
 //! ZeroMQ sockets between the front and its workers, and their paths in the socket directory.
+//!
+//! A send does not wait for the worker: the library queues up to 100,000 messages per peer. So a
+//! suspended worker, whose socket is full, delays no message to another one.
 
 use crate::message::Header;
 use std::path::Path;
@@ -41,5 +44,50 @@ impl Header {
     /// Whether a message with this header came from the socket with this ZeroMQ identity.
     pub(crate) fn is_from(&self, name: &[u8]) -> bool {
         *name == *identity(self.replica, self.generation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::SocketDirectory;
+    use std::time::Duration;
+    use tokio::time::timeout;
+    use zeromq::{SocketRecv, SocketSend, ZmqMessage};
+
+    /// More bytes than a socket buffers.
+    const MESSAGES: usize = 16;
+    const BYTES: usize = 1 << 20;
+
+    fn message(replica: u32, bytes: Vec<u8>) -> ZmqMessage {
+        let mut message = ZmqMessage::from(bytes);
+        message.push_front(identity(replica, 0));
+        message
+    }
+
+    #[test]
+    fn a_worker_that_does_not_read_delays_no_send() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let directory = SocketDirectory::create().unwrap();
+        runtime.block_on(async {
+            let (mut requests, _results) = bind(directory.path()).await.unwrap();
+            let (mut suspended, _) = connect(directory.path(), 0, 0).await.unwrap();
+            let (mut reading, _) = connect(directory.path(), 1, 0).await.unwrap();
+            // The front knows a peer when it has received its first message.
+            for socket in [&mut suspended, &mut reading] {
+                socket.send("hello".into()).await.unwrap();
+                requests.recv().await.unwrap();
+            }
+            for number in 0..MESSAGES {
+                let send = requests.send(message(0, vec![number as u8; BYTES]));
+                timeout(Duration::from_secs(60), send).await.unwrap().unwrap();
+            }
+            requests.send(message(1, b"next".to_vec())).await.unwrap();
+            assert_eq!(reading.recv().await.unwrap().get(0).unwrap()[..], *b"next");
+            for number in 0..MESSAGES {
+                let received = suspended.recv().await.unwrap();
+                assert!(received.get(0).unwrap()[..] == vec![number as u8; BYTES], "message {number}");
+            }
+        });
     }
 }
