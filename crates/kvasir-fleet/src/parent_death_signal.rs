@@ -1,14 +1,42 @@
 //! Kills a child process when its parent ends: Linux's parent-death signal (`PR_SET_PDEATHSIG`).
+//!
+//! A parent may end between the start of the child and the child's request for the signal, which
+//! then never comes. The parent therefore passes its process id in the environment variable
+//! [`PARENT`]. The child compares it with its parent's id after the request.
 
-use std::io;
+use std::{
+    ffi::OsStr,
+    io,
+    process::{self, Command},
+};
+
+/// Environment variable with the process id of the parent.
+const PARENT: &str = "KVASIR_PARENT_PROCESS";
+
+/// Returns a command that runs `program` as a child which calls [`set_parent_death_signal`].
+pub(crate) fn child_command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env(PARENT, process::id().to_string());
+    command
+}
 
 /// Makes the kernel kill this process when the thread that has started it ends. A process that is
 /// suspended or loads a model does not notice that its socket is closed. The signal follows the
 /// thread, not the process: a parent must start processes on a thread that outlives them.
+///
+/// # Errors
+/// The parent has ended already.
 #[cfg(target_os = "linux")]
 pub fn set_parent_death_signal() -> io::Result<()> {
     use rustix::process::{Signal, set_parent_process_death_signal};
-    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+    use std::{env, os::unix::process::parent_id};
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    match env::var_os(PARENT) {
+        Some(parent) if *parent != *parent_id().to_string() => {
+            Err(io::Error::other("the process that started this one has ended"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Does nothing: only Linux has the signal. The process ends when it reads that its socket is

@@ -2,16 +2,17 @@
 //! backoff. A child process is a worker or a tokenizer process.
 
 use crate::message::{Header, MessageNumbers};
+use crate::parent_death_signal::child_command;
 use kvasir_engine::ReplicaPhase;
 use std::{
     ffi::OsString,
     fmt, io,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
     time::Duration,
 };
 use tokio::{
-    process::{Child, Command},
+    process::{self, Child},
     select,
     sync::{mpsc::UnboundedSender, oneshot},
     time::Instant,
@@ -56,7 +57,7 @@ impl WorkerCommand {
     /// Builds the command of a worker process. The process exits when the pipe to its standard
     /// input is closed, that is, when the front has ended.
     pub(crate) fn build(&self, start: &WorkerStart<'_>) -> Command {
-        let mut process = Command::new(&self.program);
+        let mut process = child_command(&self.program);
         process.args((self.arguments)(start));
         process.stdin(Stdio::piped());
         process
@@ -117,8 +118,9 @@ impl Replica {
     }
 
     /// Starts its process; sends to `ended` when the process has ended.
-    pub(crate) fn start(&mut self, mut process: Command, ended: UnboundedSender<Ended>) -> io::Result<()> {
+    pub(crate) fn start(&mut self, process: Command, ended: UnboundedSender<Ended>) -> io::Result<()> {
         let Header { replica, generation, .. } = self.header;
+        let mut process = process::Command::from(process);
         // Its own process group: an interrupt from the terminal is for the front only.
         process.process_group(0).kill_on_drop(true);
         let child = process.spawn()?;

@@ -168,3 +168,23 @@ fn an_engine_with_a_suspended_rank_is_replaced() {
         fleet.wait_until_idle();
     }
 }
+
+/// The kernel's parent-death signal never comes if the parent has ended before the child requests
+/// it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_child_whose_parent_has_ended_does_not_start() {
+    let children: [&[&str]; 3] = [
+        &["worker", "--directory", ".", "--replica", "0", "--generation", "0"],
+        &["rank", "--rank", "1", "--replica", "0"],
+        &["tokenizer", "--tokenizer", "0", "--generation", "0"],
+    ];
+    for arguments in children {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kvasir"));
+        child.args(arguments).args(["--", "kvasir", "serve"]);
+        let output = child.env("KVASIR_PARENT_PROCESS", u32::MAX.to_string()).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {errors}");
+        assert!(errors.contains("the process that started this one has ended"), "{arguments:?}: {errors}");
+    }
+}

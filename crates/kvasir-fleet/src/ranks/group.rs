@@ -4,6 +4,7 @@
 //! which fails every wait in the group. Dropping the group kills the processes and waits for them.
 
 use crate::message::Identity;
+use crate::parent_death_signal::child_command;
 use crate::ranks::member::Member;
 use crate::ranks::rank_message::{FromRank, PROTOCOL, PoolSizes, ToRank, receive, send, wait_for_close};
 use std::{
@@ -12,7 +13,7 @@ use std::{
     net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -99,7 +100,7 @@ impl RankGroup {
         let mut group = Self { member, identity, on_lost, ranks: Vec::new(), is_ending };
         for rank in 1..ranks {
             let (socket, theirs) = UnixStream::pair()?;
-            let mut process = Command::new(&command.program);
+            let mut process = child_command(&command.program);
             process.args((command.arguments)(rank));
             process.stdin(memory.try_clone()?).stdout(Stdio::from(OwnedFd::from(theirs)));
             let process = Arc::new(Mutex::new(process.spawn()?));

@@ -8,6 +8,7 @@
 mod tests;
 
 use crate::message::{Header, Identity, protocol_difference};
+use crate::parent_death_signal::child_command;
 use crate::replica::{Ended, Replica};
 use crate::tokenizers::client::TokenizerClient;
 use crate::tokenizers::error::TokenizerError;
@@ -31,7 +32,6 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    process::Command,
     select,
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::{Instant, sleep_until, timeout},
@@ -175,7 +175,7 @@ impl Supervisor {
         let process = &mut self.processes[index];
         let header = Header { number: 0, ..process.replica.header };
         let (ours, theirs) = UnixStream::pair()?;
-        let mut command = Command::new(&self.config.program);
+        let mut command = child_command(&self.config.program);
         let start = TokenizerStart { tokenizer: header.replica, generation: header.generation };
         command.args((self.config.arguments)(start));
         command.stdin(Stdio::from(OwnedFd::from(theirs)));
