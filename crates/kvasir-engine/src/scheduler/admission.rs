@@ -12,6 +12,7 @@ use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::admission::{AdmissionTerms, Grant};
 use crate::scheduler::record::Admission;
 use crate::scheduler::state::SchedulerState;
+use crate::scheduler::window_admission::{StepSize, window_shortage};
 use kvasir_exec::SequenceSpec;
 use kvasir_kv::Hit;
 
@@ -50,6 +51,15 @@ impl SchedulerState {
         let states = requests.live_states();
         if states.is_needed_by(sequence) && !states.has_free() {
             return Some(DeferReason::NoStateSlot);
+        }
+        let windows = &self.kv.cache().shape().windows;
+        if !windows.is_empty() && !requests.running().is_empty() {
+            let step = StepSize { rows: self.limits.max_num_batched_tokens, block: self.kv.budget().block() };
+            let running = requests.running().iter().map(|entry| &requests[*entry]);
+            let shortage = window_shortage(windows, step, running.chain([sequence]));
+            if shortage.is_some() {
+                return shortage;
+            }
         }
         (requests.free_rows() == 0).then_some(DeferReason::NoPoolRow)
     }

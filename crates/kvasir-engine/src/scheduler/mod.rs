@@ -26,3 +26,4 @@ pub(crate) mod share_preemption;
 pub(crate) mod slab;
 pub(crate) mod state;
 pub(crate) mod view;
+pub(crate) mod window_admission;

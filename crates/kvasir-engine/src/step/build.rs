@@ -86,7 +86,7 @@ impl StepBuilder {
                 },
                 Err(CacheError::Full { group, needed, available }) => {
                     withdraw_trees(state);
-                    // Admission counts only the slots of the full group.
+                    // Admission ignores the windows of retained sessions, and later growth.
                     let missing = needed.saturating_sub(available).max(1);
                     if group != GroupId::FULL && state.kv.evict_in(group, missing) {
                         continue;
