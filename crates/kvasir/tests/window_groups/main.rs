@@ -8,6 +8,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod sessions;
 mod setup;
 
 use common::{Coverage, Outputs, compare, request, run_each};
