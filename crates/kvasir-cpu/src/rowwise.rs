@@ -143,6 +143,33 @@ pub(crate) fn sum_of_squares(x: &[f32]) -> f32 {
     sum(x, |v| v * v)
 }
 
+/// `a . b` with fused multiply-adds, in the order of [`sum`].
+#[inline(always)]
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0f32; 16];
+    let ((a_whole, a_rest), (b_whole, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+    for (a, b) in a_whole.iter().zip(b_whole) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane = a.mul_add(*b, *lane);
+        }
+    }
+    for ((lane, a), b) in lanes.iter_mut().zip(a_rest).zip(b_rest) {
+        *lane = a.mul_add(*b, *lane);
+    }
+    by_halves(lanes)
+}
+
+#[inline(always)]
+fn group_dot_body(a: &[f32], b: &[f32], group: usize, y: &mut [f32]) {
+    let groups = a.chunks_exact(group).zip(b.chunks_exact(group));
+    y.iter_mut().zip(groups).for_each(|(y, (a, b))| *y = dot(a, b));
+}
+
+per_isa! {
+    /// Dot product of each group of `group` numbers.
+    group_dot(a: &[f32], b: &[f32], group: usize, y: &mut [f32]) => group_dot_body
+}
+
 /// Exact GELU: `x / 2 * (1 + erf(x / sqrt 2))`.
 ///
 /// `erfc(z) = t exp(-z² + P(t))` with `t = 1 / (1 + z / 2)`: the Chebyshev fit of Numerical

@@ -17,13 +17,23 @@ use kvasir_testkit::steps::{RowInput, prompt, row_input, step};
 use std::sync::Arc;
 
 /// Models with sparse latent attention (MLA with an indexer), sinks with windows, mixed window and
-/// full layers, windows alone, MoE, and shared K/V. Each has three setups: exact f32, and quantized
+/// full layers, windows alone, MoE, shared K/V, and compressed entries. Each has three setups: exact f32, and quantized
 /// weights with the next two KV types of a cycle. One more setup is a MoE model at
 /// `Precision::Bf16x2`.
 fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     let mut setups = Vec::new();
     let mut kinds = KvType::ALL.into_iter().cycle();
-    for case in ["deepseek_v32", "gpt_oss", "gemma3", "mistral", "qwen3_moe", "gemma4_ple", "gemma4_moe"] {
+    let cases = [
+        "deepseek_v32",
+        "gpt_oss",
+        "gemma3",
+        "mistral",
+        "qwen3_moe",
+        "gemma4_ple",
+        "gemma4_moe",
+        "deepseek_v4",
+    ];
+    for case in cases {
         setups.push((format!("{case}, exact"), exact(case, 2), KvType::F32));
         let model = narrow(case, 2);
         for kind in kinds.by_ref().take(2) {

@@ -13,7 +13,7 @@ use kvasir_testkit::steps::{RowInput, check_last_rows, prompt, row_input, step};
 use std::sync::Arc;
 
 /// Models with every recurrence, with and without a mixture of experts.
-const CASES: [&str; 9] = [
+const CASES: [&str; 10] = [
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_next",
@@ -23,6 +23,7 @@ const CASES: [&str; 9] = [
     "granitemoehybrid",
     "nemotron_h",
     "nemotron_h_moe",
+    "qwen4_exp",
 ];
 
 const STATES: StateConfig = StateConfig { live: 4, checkpoints: 8, tail_rows: 4, interval: 16 };

@@ -97,7 +97,7 @@ fn transfer(
 fn an_answer_continues_from_transferred_rows() {
     let eagle = |name| format!("eagle3:{},depth=3", paths::model(name).join("draft").display());
     let mut cases: Vec<Case> =
-        ["qwen3_moe", "deepseek_v3", "deepseek_v32", "phi3_longrope", "gpt_oss", "gemma3"]
+        ["qwen3_moe", "deepseek_v3", "deepseek_v32", "deepseek_v4", "phi3_longrope", "gpt_oss", "gemma3"]
             .map(Case::new)
             .into();
     cases.extend(KvType::ALL.map(|kv| Case { kv: Some(kv), ..Case::new("qwen3") }));

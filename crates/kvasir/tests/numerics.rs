@@ -239,6 +239,11 @@ fn latent_attention_that_selects_its_keys() {
 }
 
 #[test]
+fn compressed_entries_beside_a_window() {
+    matrix("deepseek_v4", Precision::Auto, None, true);
+}
+
+#[test]
 fn angles_that_follow_the_length() {
     matrix("phi3_longrope", Precision::F32, Some(KvType::F16), true);
 }

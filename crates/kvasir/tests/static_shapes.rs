@@ -202,7 +202,7 @@ fn requests(random: &mut Random, model: &PlainModel) -> Vec<Request> {
     (0..count).map(one).collect()
 }
 
-const CASES: [&str; 5] = ["qwen3_yarn_swa", "gpt_oss", "deepseek_v32", "gemma3", "gemma4_ple"];
+const CASES: [&str; 6] = ["qwen3_yarn_swa", "gpt_oss", "deepseek_v32", "deepseek_v4", "gemma3", "gemma4_ple"];
 const SEEDS: u64 = 3;
 
 /// Runs `setups` of random workloads on every checkpoint and compares with each request alone.

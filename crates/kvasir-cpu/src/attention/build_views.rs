@@ -5,6 +5,17 @@ use crate::attention::views::{Chunk, Run, View, Views};
 use crate::memory::kv_pool::rows::CHUNK;
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, Section, Segment, Slot};
 
+/// A query of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueryOfPlan {
+    /// Index of the plan row.
+    pub(crate) row: usize,
+    /// Index of the query within the row.
+    pub(crate) query: u32,
+    /// Index of its token in the step.
+    pub(crate) token: usize,
+}
+
 impl Views {
     fn clear(&mut self) {
         self.views.clear();
@@ -76,6 +87,23 @@ impl Views {
             for query in 0..row.queries.len as usize {
                 let kept = keep(row.queries.start as usize + query);
                 self.of_query(section, row, query, |i| kept.binary_search(&(i as u32)).is_ok());
+            }
+        }
+        group_by_prefix(self);
+    }
+
+    /// Builds a view per query from its runs. `list_runs` appends the runs of a query, in order of
+    /// position, to an empty list.
+    pub(crate) fn of_queries(&mut self, plan: &Plan, mut list_runs: impl FnMut(QueryOfPlan, &mut Vec<Run>)) {
+        self.clear();
+        let mut runs = Vec::new();
+        for (row, plan_row) in plan.rows.iter().enumerate() {
+            for (query, token) in (0..).zip(plan_row.queries.range()) {
+                runs.clear();
+                list_runs(QueryOfPlan { row, query, token }, &mut runs);
+                let mut view = self.open(token, 1, false);
+                runs.drain(..).for_each(|run| self.add(&mut view, run));
+                self.close(view);
             }
         }
         group_by_prefix(self);

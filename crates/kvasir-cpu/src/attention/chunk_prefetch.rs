@@ -85,7 +85,8 @@ impl LayerAttention<'_> {
     ) {
         to.record(self.layer, pages, |record| {
             for run in self.views.runs(chunk) {
-                let pool = &self.pools[run.pool as usize];
+                // Compressed entries are computed anew in each layer.
+                let Some(pool) = self.pools.get(run.pool as usize) else { continue };
                 let next = (self.layer + 1) % pool.layers.len();
                 if pool.facts()[next] == pool.facts()[self.layer] {
                     let next = &pool.layers[next];

@@ -108,6 +108,7 @@ fn layer_attention<'a>(
         facts: setup.facts,
         layer: 0,
         pools: std::slice::from_ref(setup.pool),
+        entries: None,
         views,
         positions: &plan.positions,
         scale: 0.2,

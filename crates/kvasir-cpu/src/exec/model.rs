@@ -100,11 +100,6 @@ impl CpuModel {
         threads: Arc<ThreadPool>,
         LoadOptions { watch, packed_file }: LoadOptions<'_>,
     ) -> Result<Self, Error> {
-        if let Some(missing) = program.ops.iter().find_map(missing_kernel) {
-            let why =
-                format!("{} has {missing}, which this backend has no kernels for yet", program.architecture);
-            return Err(Error::at("program", why));
-        }
         let whole = program;
         let program = whole.sampled_early(&[]);
         let precision = precision.min(Precision::least(whole, &*source)?);
@@ -119,7 +114,7 @@ impl CpuModel {
             watch(done, program.ops.len());
             let op = &program.ops[at];
             weights[at] = op_weights(op, &mut packer)?;
-            if let Op::Embed { table, .. } | Op::Lookup { table, .. } = op {
+            for table in tables_of(op) {
                 packer.check_row_access(*table)?;
             }
             for id in vectors_of(op) {
@@ -128,6 +123,8 @@ impl CpuModel {
                 }
             }
         }
+        let invalid = |(name, why): (&str, String)| Error::at(format!("tensor {name}"), why);
+        program.check_token_tables(|table| &vectors[&table][..]).map_err(invalid)?;
         let recurrent = recurrent_weights(&program, &packer)?;
         let keep = program.hidden_output();
         let lowered = Lowered::new(&program, &weights, keep.as_slice());
@@ -173,10 +170,7 @@ impl CpuModel {
         if !self.source.reads_in_place() {
             return 0;
         }
-        let tables = self.program.ops.iter().filter_map(|op| match op {
-            Op::Embed { table, .. } | Op::Lookup { table, .. } => Some(self.program.resolve(*table)),
-            _ => None,
-        });
+        let tables = self.program.ops.iter().flat_map(tables_of).map(|table| self.program.resolve(*table));
         let bytes = |id: WeightId| {
             let weight = self.program.weight(id);
             let width = weight.shape.last().copied().unwrap_or(0).max(1);
@@ -329,17 +323,6 @@ fn default_kv(isa: Isa, forms: impl Iterator<Item = Form>) -> KvType {
     if is_any(Form::F16) || is_any(Form::Bf16) && shows_rounding { KvType::F16 } else { KvType::Bf16 }
 }
 
-/// The feature of an op that this backend has no kernels for; `None` if it runs the op.
-fn missing_kernel(op: &Op) -> Option<&'static str> {
-    match op {
-        Op::NgramEmbed { .. } => Some("n-gram embeddings"),
-        Op::CompressedAttend { .. } => Some("attention to compressed entries"),
-        Op::Route { routing, .. } if routing.token_table.is_some() => Some("routing by token id"),
-        Op::ShortConv { dilation, .. } if *dilation != 1 => Some("dilated convolutions"),
-        _ => None,
-    }
-}
-
 /// Packs the weight matrices of one op.
 fn op_weights(op: &Op, packer: &mut Packer<'_>) -> Result<OpWeights, Error> {
     let mut many = |m: &Matrices| packer.linears(m);
@@ -405,21 +388,38 @@ fn recurrent_weights(program: &Program, packer: &Packer<'_>) -> Result<Vec<Recur
                 let skip = numbers(form.skip)?;
                 RecurrentWeights::Head(HeadWeights::new(&decay, form.decay_rate, dt_bias, skip))
             }
+            Op::NgramEmbed { .. } => RecurrentWeights::NgramTables,
             _ => return Err(Error::at("program", "an op has a state, but is not recurrent")),
         })
     };
     ops.into_iter().map(weights).collect()
 }
 
+/// The tables of which an op reads single rows.
+fn tables_of(op: &Op) -> &[WeightId] {
+    match op {
+        Op::Embed { table, .. } | Op::Lookup { table, .. } => std::slice::from_ref(table),
+        Op::NgramEmbed { form, .. } => &form.tables,
+        _ => &[],
+    }
+}
+
 /// The weights of an op, without matrices and without those of a recurrence.
 fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
-    let pair = match op {
-        Op::Norm { weight, bias, .. } => [*weight, *bias],
-        Op::Scale { by, .. } => [*by, None],
-        Op::HyperConnection { form, .. } => [Some(form.scale), Some(form.base)],
-        Op::SelectKeys { pool, .. } => pool.map_or([None; 2], |pool| pool.combine.weights()),
-        Op::UpdateAndAttend { sinks, .. } => [sinks.map(|sinks| sinks.weight), None],
-        Op::Route { routing, .. } => [routing.correction, routing.expert_scale],
+    let all = match op {
+        Op::Norm { weight, bias, .. } => [*weight, *bias, None],
+        Op::Scale { by, .. } => [*by, None, None],
+        Op::HyperConnection { form, .. } => [Some(form.scale), Some(form.base), None],
+        Op::SelectKeys { pool, .. } => {
+            let [first, second] = pool.map_or([None; 2], |pool| pool.combine.weights());
+            [first, second, None]
+        }
+        Op::CompressedAttend { pool, sinks, .. } => {
+            let [first, second] = pool.combine.weights();
+            [first, second, Some(sinks.weight)]
+        }
+        Op::UpdateAndAttend { sinks, .. } => [sinks.map(|sinks| sinks.weight), None, None],
+        Op::Route { routing, .. } => [routing.correction, routing.expert_scale, routing.token_table],
         Op::Embed { .. }
         | Op::Lookup { .. }
         | Op::Elementwise { .. }
@@ -433,7 +433,6 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         | Op::MixStreams { .. }
         | Op::GroupDot { .. }
         | Op::NgramEmbed { .. }
-        | Op::CompressedAttend { .. }
         | Op::ShortConv { .. }
         | Op::GatedDelta { .. }
         | Op::SelectiveScan { .. }
@@ -442,9 +441,9 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         | Op::Mixture { .. }
         | Op::Collect { .. }
         | Op::Gather { .. }
-        | Op::Head { .. } => [None, None],
+        | Op::Head { .. } => [None; 3],
     };
-    pair.into_iter().flatten()
+    all.into_iter().flatten()
 }
 
 #[cfg(test)]

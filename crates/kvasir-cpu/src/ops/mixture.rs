@@ -24,13 +24,15 @@ use std::io;
 /// Selected experts of one token with their routing weights.
 pub(crate) type Routes = Vec<(u32, f32)>;
 
-/// Weights of a router, one per expert.
+/// Weights of a router.
 #[derive(Clone, Copy)]
 pub(crate) struct RoutingVectors<'a> {
-    /// Added for the selection only, not to the routing weights.
+    /// One per expert, added for the selection only, not to the routing weights.
     pub(crate) correction: Option<&'a [f32]>,
-    /// Multiply the final routing weights.
+    /// One per expert, multiplied with the final routing weights.
     pub(crate) scales: Option<&'a [f32]>,
+    /// Experts of the token (routing by token id), instead of those with the best scores.
+    pub(crate) experts: Option<&'a [f32]>,
 }
 
 /// Selects a token's experts and computes their routing weights.
@@ -49,8 +51,26 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, vectors: RoutingVectors<'
             probabilities.iter_mut().for_each(|s| *s = softplus(*s).sqrt());
         }
     }
-    let mut choice = probabilities.clone();
-    if let Some(correction) = vectors.correction {
+    let selected = match vectors.experts {
+        Some(experts) => experts.iter().map(|expert| *expert as usize).collect(),
+        None => best_experts(&probabilities, routing, vectors.correction),
+    };
+    let mut routes: Routes = selected.into_iter().map(|e| (e as u32, probabilities[e])).collect();
+    if let Some(eps) = routing.renormalize {
+        let sum = routes.iter().map(|(_, weight)| weight).sum::<f32>() + eps;
+        routes.iter_mut().for_each(|(_, weight)| *weight /= sum);
+    }
+    routes.iter_mut().for_each(|(_, weight)| *weight *= routing.scale);
+    if let Some(scales) = vectors.scales {
+        routes.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
+    }
+    routes
+}
+
+/// The experts with the best corrected probabilities, from the best groups.
+fn best_experts(probabilities: &[f32], routing: &Routing, correction: Option<&[f32]>) -> Vec<usize> {
+    let mut choice = probabilities.to_vec();
+    if let Some(correction) = correction {
         choice.iter_mut().zip(correction).for_each(|(c, add)| *c += add);
     }
     if let Some(groups) = routing.groups {
@@ -64,17 +84,7 @@ pub(crate) fn route(scores: &[f32], routing: &Routing, vectors: RoutingVectors<'
             }
         }
     }
-    let mut routes: Routes =
-        best(&choice, routing.top_k).into_iter().map(|e| (e as u32, probabilities[e])).collect();
-    if let Some(eps) = routing.renormalize {
-        let sum = routes.iter().map(|(_, weight)| weight).sum::<f32>() + eps;
-        routes.iter_mut().for_each(|(_, weight)| *weight /= sum);
-    }
-    routes.iter_mut().for_each(|(_, weight)| *weight *= routing.scale);
-    if let Some(scales) = vectors.scales {
-        routes.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
-    }
-    routes
+    best(&choice, routing.top_k)
 }
 
 /// Indices of the `k` largest values, largest first; the lower index wins ties.

@@ -1,9 +1,12 @@
-//! Mixture of experts, with and without expert parallelism, the indexer of sparse attention, and
-//! hyper-connections.
+//! Mixture of experts, with and without expert parallelism, hyper-connections, key pools with the
+//! indexer of sparse attention, and compressed entries.
 //!
 //! Know no program run; build on `gemm` and `attention`.
 
+pub(crate) mod compressed_attend;
 pub(crate) mod expert_parallel;
 pub(crate) mod hyper_connection;
 pub(crate) mod indexer;
+pub(crate) mod key_pools;
 pub(crate) mod mixture;
+pub(crate) mod pooled_key;

@@ -1,5 +1,6 @@
-//! Short convolution: causal, depthwise, `y[t] = act(bias + Σ_j w[j] x[t - kernel + 1 + j])`, where
-//! `act` is SiLU or the identity. The state is the last `kernel - 1` inputs, the oldest first.
+//! Short convolution: causal, depthwise,
+//! `y[t] = act(bias + Σ_j w[j] x[t - (kernel - 1 - j) dilation])`, where `act` is SiLU or the
+//! identity. The state is the last `(kernel - 1) dilation` inputs, the oldest first.
 //!
 //! 1. Compute the outputs, in parallel over tokens; if these are few, also over parts of the
 //!    channels. The inputs before a row's first input come from its state.
@@ -29,11 +30,20 @@ pub(crate) const MAX_KERNEL: usize = 16;
 pub(crate) struct ShortConv<'a> {
     pub(crate) weights: &'a ConvWeights,
     pub(crate) kernel: usize,
+    /// Distance in tokens between consecutive inputs of an output.
+    pub(crate) dilation: usize,
     pub(crate) silu: bool,
     pub(crate) width: usize,
     pub(crate) x: &'a [f32],
     /// At least `width` zeros.
     pub(crate) zeros: &'a [f32],
+}
+
+impl ShortConv<'_> {
+    /// Inputs in the state.
+    fn history(&self) -> usize {
+        (self.kernel - 1) * self.dilation
+    }
 }
 
 #[inline(always)]
@@ -93,10 +103,9 @@ impl ConvInputs<'_> {
                 Source::Tail(tail_row) => pool.tail_row(row.tail, tail_row, state),
             };
         }
-        let history = self.conv.kernel - 1;
         match row.from {
             Some(from) => {
-                let place = history - at.unsigned_abs();
+                let place = self.conv.history() - at.unsigned_abs();
                 self.context.state_from(from).wrapping_add(place * width)
             }
             None => self.conv.zeros[..width].as_ptr(),
@@ -108,10 +117,11 @@ impl ConvInputs<'_> {
     /// # Safety
     /// The slots of the row must exist, and nothing may write its state or tail.
     unsafe fn output(&self, row: &RowInputs, at: usize, part: Range<usize>, y: &mut [f32]) {
-        let ShortConv { weights, kernel, silu, width, .. } = *self.conv;
+        let ShortConv { weights, kernel, dilation, silu, width, .. } = *self.conv;
         let mut rows = [&[][..]; MAX_KERNEL];
         for (j, place) in rows[..kernel].iter_mut().enumerate() {
-            let input = self.input(row, at as isize + j as isize - (kernel as isize - 1));
+            let distance = (kernel - 1 - j) * dilation;
+            let input = self.input(row, at as isize - distance as isize);
             // SAFETY: an input has `width` channels, and nothing writes it now.
             *place = unsafe { std::slice::from_raw_parts(input, width) };
         }
@@ -123,7 +133,7 @@ impl ConvInputs<'_> {
     /// # Safety
     /// The slots must exist, and no other thread may access these channels of `to`.
     unsafe fn store(&self, row: &RowInputs, after: usize, to: Slot, part: &Range<usize>) {
-        let history = self.conv.kernel - 1;
+        let history = self.conv.history();
         let to = self.context.pool.state(to, self.context.state);
         for place in 0..history {
             let from = self.input(row, after as isize - history as isize + place as isize);

@@ -7,6 +7,8 @@ use kvasir_program::DecayRate;
 pub(crate) enum RecurrentWeights {
     Conv(ConvWeights),
     Head(HeadWeights),
+    /// N-gram embeddings, whose table rows are read from the source.
+    NgramTables,
 }
 
 /// Weights of a short convolution.

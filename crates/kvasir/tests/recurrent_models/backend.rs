@@ -6,7 +6,7 @@ use kvasir_draft::{DraftModelKind, TreeShape};
 use kvasir_formats::Checkpoint;
 use kvasir_kv::StateConfig;
 use kvasir_plain::{DraftSource, PlainExecutor, PlainModel};
-use kvasir_program::{Model, Op, Program, Tap};
+use kvasir_program::{Model, Program, Tap};
 use std::sync::Arc;
 
 /// Maximum draft tokens per sequence and step.
@@ -30,10 +30,6 @@ impl Backend {
     /// f32.
     pub(crate) fn all(model: &Model, checkpoint: &Checkpoint) -> Vec<(&'static str, Self)> {
         let plain = ("plain", Self::Plain(PlainModel::load(model, checkpoint).unwrap()));
-        // The CPU backend refuses n-gram embeddings (`kvasir-cpu/tests/checkpoints.rs`).
-        if model.target.ops.iter().any(|op| matches!(op, Op::NgramEmbed { .. })) {
-            return vec![plain];
-        }
         let source = Arc::new(checkpoint.clone());
         let threads = Arc::new(ThreadPool::new(2));
         let load = |program: &Program| {

@@ -17,13 +17,11 @@ use kvasir_testkit::paths;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The checkpoints without recurrent layers that both backends support.
+/// The checkpoints without recurrent layers.
 fn cases() -> Vec<PathBuf> {
     let mut all: Vec<_> =
         std::fs::read_dir(paths::model("")).unwrap().map(|entry| entry.unwrap().path()).collect();
     all.retain(|path| !OpenedModel::open(path).is_ok_and(|opened| opened.model.target.is_recurrent()));
-    // The CPU backend has no kernels for compressed attention yet.
-    all.retain(|path| !path.ends_with("deepseek_v4"));
     all.sort();
     all
 }

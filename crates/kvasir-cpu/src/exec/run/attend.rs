@@ -4,7 +4,8 @@ use crate::attention::f32::attend_f32;
 use crate::attention::layer::LayerAttention;
 use crate::attention::views::Views;
 use crate::exec::run::Run;
-use crate::exec::run::memory::Memory;
+use crate::exec::run::memory::{Memory, Selection};
+use crate::memory::buffer::Buffer;
 use crate::memory::kv_pool::LayerSlots;
 use crate::memory::kv_pool::rows::Rows as PoolRows;
 use crate::threads::rows::{DisjointRows, for_each_row};
@@ -66,12 +67,16 @@ impl Run<'_> {
             self.write_kv(pool.slots, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
         }
         let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
+        let selected = selected.and_then(|(_, selection)| match selection {
+            Selection::Views(views) => Some(views),
+            Selection::Pools(_) => None,
+        });
         let in_ring = match pool.slots {
             LayerSlots::Group(_) => None,
             LayerSlots::Ring(_) => m.rings.iter().find(|(of, _)| Some(*of) == facts.window),
         };
         let views = match (selected, in_ring) {
-            (Some((_, views)), _) | (None, Some((_, views))) => views,
+            (Some(views), _) | (None, Some((_, views))) => views,
             (None, None) => &m.views[pool.slots.group().index()],
         };
         let q_stride = self.width(*q);
@@ -83,23 +88,35 @@ impl Run<'_> {
             facts,
             layer: layer.0 as usize,
             pools: self.pools,
+            entries: None,
             views,
             positions: &self.plan.positions,
             scale: *scale,
             soft_cap: *soft_cap,
             sinks: sinks.map(|s| &self.model.vectors[&s.weight][s.offset..]),
         };
+        self.run_attention(&attend, &m.values, &mut m.group_ends, *out);
+    }
+
+    /// Computes attention into the value `out`, in the arithmetic of the model.
+    pub(crate) fn run_attention(
+        &self,
+        attend: &LayerAttention<'_>,
+        values: &[Buffer],
+        group_ends: &mut Vec<usize>,
+        out: ValueId,
+    ) {
         // SAFETY: only this op writes its output now.
-        let results = DisjointRows::new(unsafe { self.value_mut(&m.values, *out) }, self.width(*out));
+        let results = DisjointRows::new(unsafe { self.value_mut(values, out) }, self.width(out));
         let threads = &*self.model.threads;
         // SAFETY: the plan's slots were checked; writes come before reads; only this op writes
         // `out`.
         unsafe {
             match self.model.precision {
                 Precision::Auto if !self.pools[0].kind().needs_f32_attention() => {
-                    attend.run(threads, &mut m.group_ends, &results);
+                    attend.run(threads, group_ends, &results);
                 }
-                _ => attend_f32(&attend, threads, &results),
+                _ => attend_f32(attend, threads, &results),
             }
         }
     }

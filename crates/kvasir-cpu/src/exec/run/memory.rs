@@ -5,10 +5,21 @@ use crate::exec::model::CpuModel;
 use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::Prepared;
 use crate::memory::buffer::Buffer;
+use crate::ops::compressed_attend::EntryCache;
+use crate::ops::key_pools::KeyPools;
 use crate::ops::mixture::{MixtureMemory, Routes};
 use kvasir_exec::{AllGatherBuffers, StepError};
 use kvasir_program::{Rows, ValueId};
 use std::io;
+use std::sync::Arc;
+
+/// What the tokens of a step attend to by a sparse key selection.
+pub(crate) enum Selection {
+    /// The read list of each token.
+    Views(Views),
+    /// Entries of the selected pools, by token, for attention to compressed entries.
+    Pools(Vec<Vec<u32>>),
+}
 
 /// Workspace of an executor; allocated once, for the largest step.
 pub(crate) struct Memory {
@@ -21,8 +32,13 @@ pub(crate) struct Memory {
     pub(crate) rings: Vec<(u32, Views)>,
     /// MoE routing of the step, by value.
     pub(crate) routes: Vec<(ValueId, Vec<Routes>)>,
-    /// Read lists of sparse key selection (DSA), by value.
-    pub(crate) selections: Vec<(ValueId, Views)>,
+    /// Sparse key selections (DSA), by value.
+    pub(crate) selections: Vec<(ValueId, Selection)>,
+    /// Key pools of the step, by size and sliding window.
+    pub(crate) key_pools: Vec<((usize, Option<u32>), Arc<KeyPools>)>,
+    /// Compressed entries of the layer that runs, and the views of its queries.
+    pub(crate) entry_cache: EntryCache,
+    pub(crate) entry_views: Views,
     /// Scratch of attention: ends of its groups of work items.
     pub(crate) group_ends: Vec<usize>,
     /// Rotary tables, per rope and token: cosines, then sines.
@@ -31,8 +47,8 @@ pub(crate) struct Memory {
     pub(crate) gather_buffers: AllGatherBuffers,
     /// Scratch of slot copies.
     pub(crate) kept: Vec<u8>,
-    /// Error of a failed collective; it ends the step before the next op.
-    pub(crate) collective_error: Option<StepError>,
+    /// Error of a failed op, such as a collective; it ends the step before the next op.
+    pub(crate) error: Option<StepError>,
 }
 
 impl Memory {
@@ -49,11 +65,14 @@ impl Memory {
             rings: Vec::new(),
             routes: Vec::new(),
             selections: Vec::new(),
+            key_pools: Vec::new(),
+            entry_cache: EntryCache::default(),
+            entry_views: Views::default(),
             group_ends: Vec::new(),
             rotary_tables: vec![Vec::new(); model.program.ropes.len()],
             gather_buffers: AllGatherBuffers::default(),
             kept: Vec::new(),
-            collective_error: None,
+            error: None,
         })
     }
 

@@ -8,7 +8,7 @@ pub(crate) mod encoder;
 pub(crate) mod memory;
 pub(crate) mod ops;
 pub(crate) mod recurrent;
-pub(crate) mod select_keys;
+pub(crate) mod sparse;
 pub(crate) mod values;
 
 use crate::exec::lowering::{GATED_MLP_OPS, Runs};
@@ -53,7 +53,7 @@ pub(crate) struct Run<'a> {
 
 impl Run<'_> {
     /// Runs the forward pass; afterwards `logits` reads its result from `m`. Returns the error of
-    /// the first collective that fails.
+    /// the first op that fails.
     ///
     /// After an error the states of the step's sequences are unspecified: layers before the failed
     /// collective have overwritten them in place. The engine fails these sequences and neither
@@ -73,6 +73,7 @@ impl Run<'_> {
         m.prepared.invalidate();
         m.routes.clear();
         m.selections.clear();
+        m.key_pools.clear();
         m.rotary_tables.iter_mut().for_each(Vec::clear);
         self.build_ring_views(m);
         let mut at = 0;
@@ -102,7 +103,7 @@ impl Run<'_> {
                 }
                 Runs::Single => {
                     self.op(op, self.before(at), weights, m);
-                    if let Some(error) = m.collective_error.take() {
+                    if let Some(error) = m.error.take() {
                         return Err(error);
                     }
                     1

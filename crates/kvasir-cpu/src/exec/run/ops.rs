@@ -8,7 +8,9 @@ use crate::memory::buffer::Buffer;
 use crate::ops::expert_parallel::{RoutedRows, expert_parallel_mixture};
 use crate::ops::hyper_connection::{HyperWeights, hyper_connection, mix_streams};
 use crate::ops::mixture::{Experts, RoutingVectors, mixture, route};
-use crate::rowwise::{RotaryPart, activate, activate_scalar_gate, add, elementwise, norm, rotate, scale};
+use crate::rowwise::{
+    RotaryPart, activate, activate_scalar_gate, add, elementwise, group_dot, norm, rotate, scale,
+};
 use crate::threads::rows::{DisjointRows, for_each_row};
 use crate::weights::linear::OpWeights;
 use kvasir_kv::Token;
@@ -44,9 +46,7 @@ impl Run<'_> {
             Op::Add { a, b, .. } => add(isa, x(*a), x(*b), y),
             Op::Elementwise { x: v, function, .. } => elementwise(isa, x(*v), *function, y),
             Op::GroupDot { a, b, groups, .. } => {
-                let groups_of = |v: ValueId| own_width(v).chunks_exact(self.width(v) / groups);
-                let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum();
-                y.iter_mut().zip(groups_of(*a).zip(groups_of(*b))).for_each(|(y, (a, b))| *y = dot(a, b));
+                group_dot(isa, own_width(*a), own_width(*b), self.width(*a) / groups, y);
             }
             Op::HyperConnection { x: v, form, .. } => {
                 let vector = |id: WeightId| &self.model.vectors[&id][..];
@@ -101,17 +101,28 @@ impl Run<'_> {
             Op::Slice { .. } | Op::Concat { .. } => self.copy_parts(op, values, &parts),
             Op::Rotary { .. } => self.rotary(op, before, m),
             Op::SelectKeys { .. } => self.select_keys(op, m),
+            Op::CompressedAttend { .. } => self.attend_compressed(op, m),
             Op::UpdateAndAttend { .. } => self.attend(op, m),
             // Run by `recurrent`.
-            Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. } => {}
-            // `load` refuses programs with these ops.
-            Op::NgramEmbed { .. } | Op::CompressedAttend { .. } => {}
+            Op::ShortConv { .. }
+            | Op::NgramEmbed { .. }
+            | Op::GatedDelta { .. }
+            | Op::SelectiveScan { .. } => {}
             Op::Route { scores, routing, .. } => {
                 let from = self.width(*scores);
                 let correction = routing.correction.map(|c| &self.model.vectors[&c][..]);
                 let scales = routing.expert_scale.map(|s| &self.model.vectors[&s][..]);
-                let vectors = RoutingVectors { correction, scales };
-                let routes = x(*scores).chunks_exact(from).map(|s| route(s, routing, vectors)).collect();
+                let table = routing.token_table.map(|table| &self.model.vectors[&table][..]);
+                // Routing by token id runs for all tokens of the step, so that row i is token i.
+                let of_token = |row: usize| {
+                    let token = self.tokens[row] as usize;
+                    table.map(|table| &table[token * routing.top_k..][..routing.top_k])
+                };
+                let route_row = |(row, scores): (usize, &[f32])| {
+                    let vectors = RoutingVectors { correction, scales, experts: of_token(row) };
+                    route(scores, routing, vectors)
+                };
+                let routes = x(*scores).chunks_exact(from).enumerate().map(route_row).collect();
                 m.routes.push((out, routes));
             }
             Op::Mixture { .. } => self.mix_experts(op, weights, m),
@@ -214,7 +225,7 @@ impl Run<'_> {
             Some(exchange) => {
                 let (width, top_k) = (self.width(*out), self.model.program.top_k(op));
                 let rows = RoutedRows { x, width, routes, top_k };
-                m.collective_error = expert_parallel_mixture(&experts, exchange, &rows, memory, y).err();
+                m.error = expert_parallel_mixture(&experts, exchange, &rows, memory, y).err();
             }
         }
     }
@@ -228,11 +239,11 @@ impl Run<'_> {
         match (how, self.ranks) {
             (Collective::Join, Some(ranks)) => {
                 let (part, width) = (self.width(*x), self.width(*out));
-                m.collective_error = m.gather_buffers.all_gather(ranks, rows, part, y, width).err();
+                m.error = m.gather_buffers.all_gather(ranks, rows, part, y, width).err();
             }
             (Collective::Sum, Some(ranks)) => {
                 y.copy_from_slice(rows);
-                m.collective_error = ranks.all_reduce(y).err();
+                m.error = ranks.all_reduce(y).err();
             }
             (_, None) => y.copy_from_slice(rows),
         }

@@ -1,17 +1,18 @@
-//! Executes the recurrent ops: `ShortConv`, `GatedDelta` and `SelectiveScan`.
+//! Executes the recurrent ops: `ShortConv`, `NgramEmbed`, `GatedDelta` and `SelectiveScan`.
 
 use crate::exec::run::Run;
 use crate::memory::buffer::Buffer;
 use crate::memory::state_pool::StatePool;
 use crate::recurrent::gated_delta::{self, DeltaOperands};
 use crate::recurrent::inputs::StateInputs;
+use crate::recurrent::ngram_embed::{self, NgramEmbedding};
 use crate::recurrent::op_context::OpContext;
 use crate::recurrent::selective_scan::{self, ScanOperands};
 use crate::recurrent::short_conv::{self, ShortConv};
 use crate::recurrent::weights::RecurrentWeights;
 use crate::threads::rows::DisjointRows;
 use kvasir_exec::StateRowValidator;
-use kvasir_kv::{PoolId, StateConfig};
+use kvasir_kv::{PoolId, StateConfig, Token};
 use kvasir_program::{Op, Program};
 use std::io;
 use std::sync::Arc;
@@ -100,9 +101,9 @@ impl Run<'_> {
         // SAFETY: upheld by the caller.
         unsafe {
             match (op, weights) {
-                (Op::ShortConv { x: v, kernel, silu, .. }, RecurrentWeights::Conv(weights)) => {
-                    let (kernel, silu, x) = (*kernel, *silu, x(*v));
-                    let conv = ShortConv { weights, kernel, silu, width, x, zeros };
+                (Op::ShortConv { x: v, kernel, dilation, silu, .. }, RecurrentWeights::Conv(weights)) => {
+                    let (kernel, dilation, silu, x) = (*kernel, *dilation, *silu, x(*v));
+                    let conv = ShortConv { weights, kernel, dilation, silu, width, x, zeros };
                     short_conv::run(&context, &conv, &y);
                 }
                 (Op::GatedDelta { q, k, v, decay, beta, form, .. }, RecurrentWeights::Head(weights)) => {
@@ -113,6 +114,14 @@ impl Run<'_> {
                 (Op::SelectiveScan { x: v, b, c, dt, form, .. }, RecurrentWeights::Head(weights)) => {
                     let operands = ScanOperands { x: x(*v), b: x(*b), c: x(*c), dt: x(*dt) };
                     selective_scan::run(&context, form, weights, operands, prepared, &y);
+                }
+                (Op::NgramEmbed { form, .. }, _) => {
+                    let first = form.tables.first().map(|table| &self.model.program.weight(*table).shape);
+                    let table_rows = first.and_then(|shape| shape.first()).map_or(1, |rows| (*rows).max(1));
+                    let read_row = |table, row: usize, y: &mut [f32]| self.embed(table, row as Token, 1.0, y);
+                    let (tokens, read_row) = (self.tokens, &read_row);
+                    let ngrams = NgramEmbedding { form, table_rows, tokens, read_row };
+                    ngram_embed::run(&context, &ngrams, &y);
                 }
                 _ => {}
             }

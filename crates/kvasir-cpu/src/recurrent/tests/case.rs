@@ -21,6 +21,7 @@ use kvasir_testkit::random::Random;
 #[derive(Debug)]
 pub(super) struct ConvForm {
     pub(super) kernel: usize,
+    pub(super) dilation: usize,
     pub(super) silu: bool,
     pub(super) width: usize,
 }
@@ -66,7 +67,8 @@ impl Case {
         };
         let (unused, kernel) = (WeightId(0), random.between(1, 5) as usize);
         let width = size(random, &[64, 128, 1024, 1100], 200);
-        let conv = ConvForm { kernel, silu: random.chance(50), width };
+        let dilation = random.pick(&[1, 1, 2, 3]);
+        let conv = ConvForm { kernel, dilation, silu: random.chance(50), width };
         let delta = DeltaForm {
             key_heads: random.between(1, 3) as usize,
             value_heads: 0,
@@ -151,7 +153,8 @@ impl Case {
     pub(super) fn pool(&self, config: StateConfig) -> StatePool {
         let facts = match &self.form {
             Form::Conv(conv) => {
-                StateFacts { elements: (conv.kernel - 1) * conv.width, tail_elements: conv.width }
+                let history = (conv.kernel - 1) * conv.dilation;
+                StateFacts { elements: history * conv.width, tail_elements: conv.width }
             }
             Form::Delta(form) => form.state(),
             Form::Scan(form) => form.state(),
@@ -179,11 +182,11 @@ impl Case {
         // SAFETY: the slots and tails exist, and no two rows share one that is written.
         unsafe {
             match &self.form {
-                Form::Conv(ConvForm { kernel, silu, width }) => {
+                Form::Conv(ConvForm { kernel, dilation, silu, width }) => {
                     let zeros = vec![0.0; *width];
-                    let (kernel, silu, width) = (*kernel, *silu, *width);
-                    let conv =
-                        ShortConv { weights: &self.conv, kernel, silu, width, x: &x[0], zeros: &zeros };
+                    let (kernel, dilation, silu, width) = (*kernel, *dilation, *silu, *width);
+                    let (weights, x, zeros) = (&self.conv, &x[0], &zeros);
+                    let conv = ShortConv { weights, kernel, dilation, silu, width, x, zeros };
                     short_conv::run(&context, &conv, &output_rows);
                 }
                 Form::Delta(form) => {

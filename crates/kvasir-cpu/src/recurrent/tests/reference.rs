@@ -38,9 +38,9 @@ impl Case {
                 let (taps, bias) = (to_f64(&self.conv.taps), to_f64(&self.conv.bias));
                 for t in 0..tokens.len() {
                     for channel in 0..width {
-                        let inputs = (0..conv.kernel).filter(|j| t + 1 + j >= conv.kernel);
-                        let terms = inputs.map(|j| {
-                            taps[j * width + channel] * x[0][(t + 1 + j - conv.kernel) * width + channel]
+                        let terms = (0..conv.kernel).filter_map(|j| {
+                            let input = t.checked_sub((conv.kernel - 1 - j) * conv.dilation)?;
+                            Some(taps[j * width + channel] * x[0][input * width + channel])
                         });
                         let sum = bias[channel] + terms.sum::<f64>();
                         y[t * width + channel] = if conv.silu { sum * sigmoid(sum) } else { sum };
