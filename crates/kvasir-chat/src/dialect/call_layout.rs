@@ -5,7 +5,7 @@
 //! tool's schema. `grammar/call_grammars/tests.rs` checks this on random answers.
 
 use crate::dialect::call_parts::{arguments, gemma_arguments, pythonic, tagged};
-use crate::dialect::markers::{DSML, GEMMA4, GLM, QWEN3_CODER};
+use crate::dialect::markers::{DSML, DSML_V4, GEMMA4, GLM, QWEN3_CODER};
 use crate::dialect::tool_calls::ToolDialect;
 use crate::grammar::spec::{Calls, Part};
 use crate::tool::Tool;
@@ -25,6 +25,7 @@ impl ToolDialect {
             Self::DeepSeekV3 => ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
             Self::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
             Self::DeepSeekV32 => ("<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"),
+            Self::DeepSeekV4 => ("<｜DSML｜tool_calls>\n", "\n", "\n</｜DSML｜tool_calls>"),
             Self::KimiK2 => ("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
             Self::Phi4 => ("<|tool_call|>[", ", ", "]<|/tool_call|>"),
             // A call ends the turn, so there is no separator.
@@ -79,9 +80,10 @@ impl ToolDialect {
                     vec![Part::Text(format!("<parameter={key}>\n"))]
                 })
             }
-            Self::DeepSeekV32 => {
+            Self::DeepSeekV32 | Self::DeepSeekV4 => {
+                let tags = if self == Self::DeepSeekV32 { &DSML } else { &DSML_V4 };
                 let open = format!("<｜DSML｜invoke name=\"{name}\">");
-                tagged(&DSML, &open, "</｜DSML｜invoke>", &schema, |key, is_text| {
+                tagged(tags, &open, "</｜DSML｜invoke>", &schema, |key, is_text| {
                     vec![Part::Text(format!("<｜DSML｜parameter name=\"{key}\" string=\"{is_text}\">"))]
                 })
             }

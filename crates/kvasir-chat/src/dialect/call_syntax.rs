@@ -29,7 +29,7 @@ impl ToolDialect {
             Self::Phi4 => offered.phi4(),
             Self::Harmony => offered.harmony(),
             Self::DeepSeekV3 | Self::DeepSeekV31 => offered.own(self, DEEPSEEK.open[0]),
-            Self::DeepSeekV32 => offered.own(self, DSML.open),
+            Self::DeepSeekV32 | Self::DeepSeekV4 => offered.own(self, DSML.open),
             Self::KimiK2 => offered.own(self, KIMI_K2.open[0]),
             Self::Glm45 => offered.own(self, GLM.open),
             Self::Qwen3Coder => offered.own(self, QWEN3_CODER.open),

@@ -149,6 +149,10 @@ pub(crate) const DSML: TagMarkers = TagMarkers {
     states_type: true,
 };
 
+/// DSML of DeepSeek-V4, which encloses calls in other tags.
+pub(crate) const DSML_V4: TagMarkers =
+    TagMarkers { decoration: &["<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"], ..DSML };
+
 /// Starts the code fence of Python-style calls.
 pub(crate) const PYTHON_FENCE: &str = "```tool_code";
 

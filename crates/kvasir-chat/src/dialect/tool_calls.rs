@@ -7,8 +7,8 @@
 //! grammars of calls.
 
 use crate::dialect::markers::{
-    CallBody, CallFormat, DEEPSEEK, DSML, GEMMA4, GLM, HARMONY_MARKERS, HERMES, KIMI_K2, LFM2, LLAMA3,
-    MISTRAL, NEMOTRON, PHI4, PYTHON, QWEN3_CODER,
+    CallBody, CallFormat, DEEPSEEK, DSML, DSML_V4, GEMMA4, GLM, HARMONY_MARKERS, HERMES, KIMI_K2, LFM2,
+    LLAMA3, MISTRAL, NEMOTRON, PHI4, PYTHON, QWEN3_CODER,
 };
 
 /// A tool call dialect: how a model family writes tool calls.
@@ -35,6 +35,8 @@ pub enum ToolDialect {
     DeepSeekV31,
     /// XML-like tags with DeepSeek's own prefix (DSML): V3.2.
     DeepSeekV32,
+    /// DSML with calls in `<｜DSML｜tool_calls>`: DeepSeek-V4.
+    DeepSeekV4,
     /// `functions.name:index`, then arguments, between Kimi's markers: Kimi K2, Kimi Linear.
     KimiK2,
     /// `<tool_call>name<arg_key>..</arg_key><arg_value>..</arg_value></tool_call>`: GLM-4.5 and
@@ -60,6 +62,7 @@ const NAMES: &[(&str, ToolDialect)] = &[
     ("deepseek_v3", ToolDialect::DeepSeekV3),
     ("deepseek_v31", ToolDialect::DeepSeekV31),
     ("deepseek_v32", ToolDialect::DeepSeekV32),
+    ("deepseek_v4", ToolDialect::DeepSeekV4),
     ("kimi_k2", ToolDialect::KimiK2),
     ("glm45", ToolDialect::Glm45),
     ("qwen3_coder", ToolDialect::Qwen3Coder),
@@ -83,7 +86,9 @@ impl ToolDialect {
         let has = |mark: &str| template.contains(mark);
         match () {
             () if has("<|channel|>") && has("<|message|>") => Self::Harmony,
-            () if has("｜DSML｜") => Self::DeepSeekV32,
+            // V3.2 encloses calls in `function_calls`.
+            () if has("｜DSML｜") && has("function_calls") => Self::DeepSeekV32,
+            () if has("｜DSML｜") => Self::DeepSeekV4,
             () if has("<｜tool▁calls▁begin｜>") && has("```json") => Self::DeepSeekV3,
             () if has("<｜tool▁calls▁begin｜>") => Self::DeepSeekV31,
             () if has("<|tool_calls_section_begin|>") => Self::KimiK2,
@@ -116,6 +121,7 @@ impl ToolDialect {
             Self::Glm45 => CallFormat::Tagged(&GLM),
             Self::Qwen3Coder => CallFormat::Tagged(&QWEN3_CODER),
             Self::DeepSeekV32 => CallFormat::Tagged(&DSML),
+            Self::DeepSeekV4 => CallFormat::Tagged(&DSML_V4),
             Self::Nemotron => CallFormat::Json(&NEMOTRON),
             Self::Pythonic => CallFormat::Buffered(&PYTHON),
             Self::Lfm2 => CallFormat::Buffered(&LFM2),

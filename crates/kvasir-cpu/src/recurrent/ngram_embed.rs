@@ -46,7 +46,7 @@ impl TokenIds<'_> {
                 Source::Tail(tail_row) => unsafe { *pool.tail_row(row.tail, tail_row, state) + 1.0 },
             },
             // SAFETY: as above; the state has an element for each distance up to `size - 1`.
-            (Err(_), Some(slot)) => unsafe { *pool.state(slot, state).add(at.unsigned_abs() - 1) },
+            (Err(_), Some(from)) => unsafe { *self.context.state_from(from).add(at.unsigned_abs() - 1) },
             (Err(_), None) => 0.0,
         }
     }
@@ -98,7 +98,7 @@ pub(crate) unsafe fn run(context: &OpContext<'_>, ngrams: &NgramEmbedding<'_>, y
         for in_place in [false, true] {
             for segment in inputs.segments(row) {
                 let stores = segment.stores.into_iter().flatten();
-                for slot in stores.filter(|slot| (Some(*slot) == row.from) == in_place) {
+                for slot in stores.filter(|slot| row.is_read_from(*slot) == in_place) {
                     // SAFETY: only this row uses the slot, and one thread runs.
                     unsafe { ids.store(row, segment.inputs.end, slot, count) };
                 }

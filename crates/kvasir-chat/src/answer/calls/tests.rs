@@ -176,6 +176,8 @@ fn deepseek() {
     );
     let text = format!("Ok.\n\n<｜DSML｜function_calls>\n{invoke}{invoke}</｜DSML｜function_calls>");
     check(ToolDialect::DeepSeekV32, &text, "Ok.", &[("get", paris()), ("get", paris())]);
+    let text = format!("Ok.\n\n<｜DSML｜tool_calls>\n{invoke}{invoke}</｜DSML｜tool_calls>");
+    check(ToolDialect::DeepSeekV4, &text, "Ok.", &[("get", paris()), ("get", paris())]);
 }
 
 #[test]
@@ -328,6 +330,8 @@ fn templates_determine_the_dialect() {
         ("[TOOL_CALLS]", ToolDialect::Mistral),
         ("<｜tool▁calls▁begin｜>```json", ToolDialect::DeepSeekV3),
         ("<｜tool▁calls▁begin｜>", ToolDialect::DeepSeekV31),
+        ("<｜DSML｜function_calls>", ToolDialect::DeepSeekV32),
+        ("<｜DSML｜tool_calls>", ToolDialect::DeepSeekV4),
         ("<|python_tag|>", ToolDialect::Llama3Json),
         ("<|start_header_id|>{\"name\": function name, \"parameters\": dict}", ToolDialect::Llama3Json),
         ("<|header_start|>{\"name\": function name, \"parameters\": dict}", ToolDialect::Llama3Json),

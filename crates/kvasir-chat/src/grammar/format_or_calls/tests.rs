@@ -130,6 +130,11 @@ fn call(dialect: ToolDialect, n: u32) -> String {
              <｜DSML｜parameter name=\"n\" string=\"false\">{n}</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
              </｜DSML｜function_calls>"
         ),
+        ToolDialect::DeepSeekV4 => format!(
+            "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"get\">\n\
+             <｜DSML｜parameter name=\"n\" string=\"false\">{n}</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
+             </｜DSML｜tool_calls>"
+        ),
         ToolDialect::Glm45 => {
             format!("<tool_call>get\n<arg_key>n</arg_key>\n<arg_value>{n}</arg_value>\n</tool_call>")
         }
