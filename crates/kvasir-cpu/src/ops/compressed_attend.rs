@@ -58,7 +58,7 @@ impl EntryCache {
     }
 }
 
-/// What the queries of a layer attend to.
+/// The compressed entries of a layer, and the sliding window beside them.
 pub(crate) struct CompressedEntries<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) facts: &'a LayerFacts,

@@ -42,11 +42,24 @@ pub(crate) struct TokenQuery<'a> {
     weights: Option<&'a [f32]>,
 }
 
+/// Keys of `width` elements, one after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Keys<'a> {
+    elements: &'a [f32],
+    width: usize,
+}
+
+impl Keys<'_> {
+    fn range(&self, keys: &Range<usize>) -> Self {
+        Self { elements: &self.elements[keys.start * self.width..keys.end * self.width], ..*self }
+    }
+}
+
 #[inline(always)]
-fn score_keys_body(query: TokenQuery<'_>, keys: &[f32], key_width: usize, scores: &mut [f32]) {
-    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(key_width)) {
+fn score_keys_body(query: TokenQuery<'_>, keys: Keys<'_>, scores: &mut [f32]) {
+    for (score, key) in scores.iter_mut().zip(keys.elements.chunks_exact(keys.width)) {
         *score = 0.0;
-        for (head, q) in query.q.chunks_exact(key_width).enumerate() {
+        for (head, q) in query.q.chunks_exact(keys.width).enumerate() {
             let weight = query.weights.map_or(1.0, |weights| weights[head]);
             *score = weight.mul_add(dot(q, key).max(0.0), *score);
         }
@@ -55,29 +68,38 @@ fn score_keys_body(query: TokenQuery<'_>, keys: &[f32], key_width: usize, scores
 
 per_isa! {
     /// The scores of consecutive keys.
-    score_keys(query: TokenQuery<'_>, keys: &[f32], key_width: usize, scores: &mut [f32]) => score_keys_body
+    score_keys(query: TokenQuery<'_>, keys: Keys<'_>, scores: &mut [f32]) => score_keys_body
 }
 
 /// The selected entries of each token, in ascending order, by number within the row's read. The
-/// earlier pool wins ties.
+/// earlier pool wins ties. `keys` is scratch memory.
 ///
 /// # Safety
 /// The KV slots that the plan reads must exist, and no other thread may write them concurrently.
-pub(crate) unsafe fn select(threads: &ThreadPool, isa: Isa, indexer: &Indexer<'_>) -> Vec<Vec<u32>> {
+pub(crate) unsafe fn select(
+    threads: &ThreadPool,
+    isa: Isa,
+    indexer: &Indexer<'_>,
+    keys: &mut Vec<f32>,
+) -> Vec<Vec<u32>> {
     let Indexer { keys: source, q_width, heads, .. } = *indexer;
     let key_width = q_width / heads.max(1);
     let all: Vec<u32> = (0..source.pools.len() as u32).collect();
-    let mut keys = vec![0.0; all.len() * key_width];
-    let key_rows = DisjointRows::new(&mut keys, key_width);
+    let len = all.len() * key_width;
+    if keys.len() < len {
+        keys.resize(len, 0.0);
+    }
+    let key_rows = DisjointRows::new(&mut keys[..len], key_width);
     // SAFETY: upheld by the caller; each key is stored once.
     unsafe {
         source.compute(threads, isa, &all, &|at, key| key_rows.row(at).copy_from_slice(key));
     }
+    let keys = Keys { elements: keys, width: key_width };
     let tokens = indexer.q.len() / q_width.max(1);
     let mut selected = Vec::with_capacity(tokens);
     for first in (0..tokens).step_by(TOKENS_AT_ONCE) {
         let some = first..tokens.min(first + TOKENS_AT_ONCE);
-        let scores = indexer.scores(threads, isa, some.clone(), (&keys, key_width));
+        let scores = indexer.scores(threads, isa, some.clone(), keys);
         let places: Vec<Mutex<Vec<u32>>> = some.map(|_| Mutex::default()).collect();
         threads.each(places.len(), &|_, at| {
             if let Ok(mut place) = places[at].lock() {
@@ -99,13 +121,7 @@ struct ScoreBlock {
 
 impl Indexer<'_> {
     /// The scores of the pools that each of these tokens sees.
-    fn scores(
-        &self,
-        threads: &ThreadPool,
-        isa: Isa,
-        tokens: Range<usize>,
-        (keys, key_width): (&[f32], usize),
-    ) -> Vec<Vec<f32>> {
+    fn scores(&self, threads: &ThreadPool, isa: Isa, tokens: Range<usize>, keys: Keys<'_>) -> Vec<Vec<f32>> {
         let (mut scores, mut blocks) = (Vec::new(), Vec::new());
         for token in tokens.clone() {
             let seen = self.keys.pools.query(token);
@@ -127,7 +143,7 @@ impl Indexer<'_> {
             let query = TokenQuery { q: &self.q[token * self.q_width..][..self.q_width], weights };
             // SAFETY: the blocks of a token are disjoint.
             let scores = unsafe { places[token - tokens.start].part(*at, 0, of.len()) };
-            score_keys(isa, query, &keys[of.start * key_width..of.end * key_width], key_width, scores);
+            score_keys(isa, query, keys.range(of), scores);
         });
         scores
     }
@@ -148,5 +164,41 @@ impl Indexer<'_> {
         let mut entries: Vec<u32> = chosen.chain(&seen.rest).copied().collect();
         entries.sort_unstable();
         entries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::features::tests::isas;
+    use kvasir_testkit::Random;
+
+    #[test]
+    fn scores_match_the_definition_with_equal_bits_on_every_instruction_set() {
+        for seed in 0..40 {
+            let random = &mut Random::new(seed);
+            let (width, heads, count) = (random.pick(&[1, 7, 16, 64, 100]), random.between(1, 5), 9);
+            let mut numbers =
+                |count: usize| -> Vec<f32> { (0..count).map(|_| random.unit() - 0.5).collect() };
+            let (q, elements) = (numbers(heads as usize * width), numbers(count * width));
+            let weights = numbers(heads as usize);
+            let query = TokenQuery { q: &q, weights: (seed % 2 == 0).then_some(&weights[..]) };
+            let keys = Keys { elements: &elements, width };
+            let mut portable = vec![0.0; count];
+            score_keys(Isa::PORTABLE, query, keys, &mut portable);
+            for (found, key) in portable.iter().zip(elements.chunks_exact(width)) {
+                let head = |(head, q): (usize, &[f32])| {
+                    let dot: f64 = q.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    query.weights.map_or(1.0, |weights| f64::from(weights[head])) * dot.max(0.0)
+                };
+                let expected: f64 = q.chunks_exact(width).enumerate().map(head).sum();
+                assert!((f64::from(*found) - expected).abs() < 1e-4, "seed {seed}: {found}, {expected}");
+            }
+            for isa in isas() {
+                let mut scores = vec![0.0; count];
+                score_keys(isa, query, keys, &mut scores);
+                assert!(scores == portable, "seed {seed} on {isa}");
+            }
+        }
     }
 }

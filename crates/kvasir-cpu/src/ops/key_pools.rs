@@ -3,10 +3,9 @@
 //! Pool `i` has the positions `i * size .. (i + 1) * size`. It is complete for a query that sees all
 //! of them. Positions may have gaps, so that pools after an incomplete one can be complete.
 //!
-//! A row's queries share its pools, so that each key is computed once per step. Without an explicit
-//! mask a query sees a prefix of the row's pools. With one, each query has a list of its own, which
-//! reuses the pools of the query before it. A pool is complete for few queries only if these are
-//! branches of a draft tree.
+//! The queries of a row share its pools, so that each key is computed once per step. Without an
+//! explicit mask or a window, a query sees a prefix of the row's pools. Otherwise each query has a list
+//! of pools, which reuses those of the query before it; only branches of a draft tree have other ones.
 
 use kvasir_kv::{Mask, Plan, PlanRow, PoolId, Position, Slot};
 use std::ops::Range;

@@ -153,7 +153,7 @@ impl ResolvedKeyPool<'_> {
 pub(crate) struct IndexRows<'a> {
     pub(crate) pools: &'a [Arc<Pool>],
     pub(crate) layer: usize,
-    /// Elements of a row.
+    /// Leading elements that are read of a row.
     pub(crate) width: usize,
 }
 
@@ -206,24 +206,82 @@ impl KeySource<'_> {
         threads.each(wanted.len().div_ceil(POOLS_PER_ITEM), &|_, item| {
             let (mut own, mut previous) = (Vec::new(), Vec::new());
             let mut key = vec![0.0; self.key_pool.map_or(rows.width, |key_pool| key_pool.key_width())];
+            let reads_previous = self.key_pool.is_some_and(|key_pool| key_pool.reads_previous());
             let first = item * POOLS_PER_ITEM;
+            // The pool whose rows are in `own`.
+            let mut last = None;
             for (at, pool) in (first..).zip(&wanted[first..wanted.len().min(first + POOLS_PER_ITEM)]) {
-                // SAFETY: upheld by the caller.
+                match pools.pool(*pool).previous.filter(|_| reads_previous) {
+                    None => previous.clear(),
+                    before if before == last => std::mem::swap(&mut own, &mut previous),
+                    // SAFETY: upheld by the caller.
+                    Some(before) => unsafe { rows.read(isa, pools, before, &mut previous) },
+                }
+                // SAFETY: as above.
                 unsafe { rows.read(isa, pools, *pool, &mut own) };
+                last = Some(*pool);
                 let Some(key_pool) = self.key_pool else {
                     sink(at, &own);
                     continue;
                 };
-                previous.clear();
-                if let Some(before) = pools.pool(*pool).previous.filter(|_| key_pool.reads_previous()) {
-                    // SAFETY: as above.
-                    unsafe { rows.read(isa, pools, before, &mut previous) };
-                }
                 let pool_rows = PoolRows { width: rows.width, previous: &previous, own: &own };
                 let final_len = self.final_lens[pools.pool(*pool).row as usize];
                 key_pool.key(isa, pool_rows, pools.position(*pool), final_len, &mut key);
                 sink(at, &key);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::features::tests::isas;
+    use kvasir_testkit::Random;
+
+    /// The definition of a gated sum, in f64.
+    fn definition(rows: PoolRows<'_>, values: GatedValues<'_>, channel: usize) -> f64 {
+        let GatedValues { start, dim, parts, bias } = values;
+        let width = parts * dim;
+        let (mut sum, mut total) = (0.0, 0.0);
+        for (rows_of, at) in [(rows.previous, channel), (rows.own, (parts - 1) * dim + channel)] {
+            for (entry, row) in rows_of.chunks_exact(rows.width).enumerate() {
+                let gate = f64::from(row[start + width + at]) + f64::from(bias[entry * width + at]);
+                sum += gate.exp();
+                total += gate.exp() * f64::from(row[start + at]);
+            }
+        }
+        total / sum
+    }
+
+    #[test]
+    fn gated_sums_match_the_definition_with_equal_bits_on_every_instruction_set() {
+        for seed in 0..60 {
+            let random = &mut Random::new(seed);
+            let (size, dim, parts) = (random.between(1, 9) as usize, random.pick(&[1, 5, 16, 40, 64]), 1);
+            let parts = parts + random.below(2) as usize;
+            let (start, after) = (random.between(0, 7) as usize, random.between(0, 3) as usize);
+            let width = start + 2 * parts * dim + after;
+            let numbers = |random: &mut Random, count| -> Vec<f32> {
+                (0..count).map(|_| 4.0 * random.unit() - 2.0).collect()
+            };
+            let bias = numbers(random, size * parts * dim);
+            let own = numbers(random, size * width);
+            let has_previous = parts == 2 && random.chance(70);
+            let previous = numbers(random, if has_previous { size * width } else { 0 });
+            let rows = PoolRows { width, previous: &previous, own: &own };
+            let values = GatedValues { start, dim, parts, bias: &bias };
+            let mut portable = vec![0.0; dim];
+            gated_sum(Isa::PORTABLE, rows, values, &mut portable);
+            for (channel, found) in portable.iter().enumerate() {
+                let error = (f64::from(*found) - definition(rows, values, channel)).abs();
+                assert!(error < 1e-5, "seed {seed}, channel {channel}: {error}");
+            }
+            for isa in isas() {
+                let mut y = vec![0.0; dim];
+                gated_sum(isa, rows, values, &mut y);
+                assert!(y == portable, "seed {seed} on {isa}");
+            }
+        }
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Memory {
     pub(crate) routes: Vec<(ValueId, Vec<Routes>)>,
     /// Sparse key selections (DSA), by value.
     pub(crate) selections: Vec<(ValueId, Selection)>,
+    /// Scratch of the indexer: the keys of all pools of a layer.
+    pub(crate) indexer_keys: Vec<f32>,
     /// Key pools of the step, by size and sliding window.
     pub(crate) key_pools: Vec<((usize, Option<u32>), Arc<KeyPools>)>,
     /// Compressed entries of the layer that runs, and the views of its queries.
@@ -65,6 +67,7 @@ impl Memory {
             rings: Vec::new(),
             routes: Vec::new(),
             selections: Vec::new(),
+            indexer_keys: Vec::new(),
             key_pools: Vec::new(),
             entry_cache: EntryCache::default(),
             entry_views: Views::default(),

@@ -30,9 +30,19 @@ impl Run<'_> {
         self.plan.rows.iter().map(|row| first(row).unwrap_or_default()).collect()
     }
 
-    fn index_rows(&self, layer: LayerId) -> IndexRows<'_> {
-        let (layer, facts) = (layer.0 as usize, &self.model.program.layers[layer.0 as usize]);
-        IndexRows { pools: self.pools, layer, width: facts.index_dim }
+    /// The rows from which the keys of a layer are computed, without elements after those that
+    /// `pool` reads.
+    fn index_rows(&self, layer: LayerId, pool: Option<KeyPool>) -> IndexRows<'_> {
+        let layer = layer.0 as usize;
+        let all = self.model.program.layers[layer].index_dim;
+        let width = match pool.map(|pool| pool.combine) {
+            // Whole blocks of the quantized KV types.
+            Some(KeyPooling::Compressed { start, dim, parts, .. }) => {
+                all.min((start + 2 * parts * dim).next_multiple_of(32))
+            }
+            _ => all,
+        };
+        IndexRows { pools: self.pools, layer, width }
     }
 
     /// Writes the indexer rows of the step, and selects the entries that each token attends to.
@@ -47,7 +57,7 @@ impl Run<'_> {
         let x = |value: ValueId| self.value(&m.values, value);
         let keys = KeySource {
             pools: &pools,
-            rows: self.index_rows(*layer),
+            rows: self.index_rows(*layer, *pool),
             key_pool: pool.map(|pool| self.resolve_key_pool(pool)),
             final_lens: &self.final_lens_of_rows(),
         };
@@ -60,7 +70,7 @@ impl Run<'_> {
             top_k: top_k / size,
         };
         // SAFETY: the plan's slots were checked, and writes come before reads.
-        let entries = unsafe { select(&self.model.threads, self.model.isa, &indexer) };
+        let entries = unsafe { select(&self.model.threads, self.model.isa, &indexer, &mut m.indexer_keys) };
         let is_compressed = pool.is_some_and(|pool| matches!(pool.combine, KeyPooling::Compressed { .. }));
         let selection = if is_compressed {
             Selection::Pools(entries)
@@ -119,7 +129,7 @@ impl Run<'_> {
         let (threads, isa) = (&*self.model.threads, self.model.isa);
         let keys = KeySource {
             pools: &pools,
-            rows: self.index_rows(*layer),
+            rows: self.index_rows(*layer, Some(*pool)),
             key_pool: Some(self.resolve_key_pool(*pool)),
             final_lens: &self.final_lens_of_rows(),
         };

@@ -172,13 +172,12 @@ impl CompressedAttention {
     ) -> Result<ValueId> {
         let parts = entry_parts(ratio);
         let main = self.values_and_gates(b, &format!("{p}compressor."), parts * self.head_dim, operands.x)?;
-        let pool = self.key_pool(b, &format!("{p}compressor."), ratio, 0, self.head_dim)?;
         let (row, selection, id) = if ratio == INDEXED_RATIO {
             let ip = format!("{p}indexer.");
             let index =
                 self.values_and_gates(b, &format!("{ip}compressor."), parts * self.index_dim, operands.x)?;
-            let start = b.width(main);
-            let row = b.concat(main, index, 1)?;
+            // The indexer scores all pools, so that what it reads is a prefix of the row.
+            let row = b.concat(index, main, 1)?;
             let id = b.layer(self.facts(None, b.width(row)));
             let width = self.index_heads * self.index_dim;
             let matrix = b.matrix(&format!("{ip}wq_b"), width, self.q_rank, false, Role::Matrix)?;
@@ -189,7 +188,7 @@ impl CompressedAttention {
             let weights =
                 b.matrix(&format!("{ip}weights_proj"), self.index_heads, hidden, false, Role::Router)?;
             let weights = b.linear(operands.x, weights)?;
-            let pool = self.key_pool(b, &format!("{ip}compressor."), ratio, start, self.index_dim)?;
+            let pool = self.key_pool(b, &format!("{ip}compressor."), ratio, 0, self.index_dim)?;
             let top_k = self.index_top_k.saturating_mul(ratio);
             let indexer = IndexerOperands { q, k: row, weights: Some(weights) };
             let selection = b.select_keys(indexer, id, top_k, Some(pool))?;
@@ -197,6 +196,8 @@ impl CompressedAttention {
         } else {
             (Some(main), None, b.layer(self.facts(None, b.width(main))))
         };
+        let start = b.program.layers[id.0 as usize].index_dim - b.width(main);
+        let pool = self.key_pool(b, &format!("{p}compressor."), ratio, start, self.head_dim)?;
         let entries = CompressedEntries { row, selection, window: self.window, pool };
         b.compressed_attend(operands, entries, id, (self.head_dim as f64).powf(-0.5))
     }
