@@ -103,10 +103,13 @@ impl CompressedEntries<'_> {
                 Run { position, pool: ENTRY_POOL, slot, len: 1 }
             }));
             let (read, position) = (pools.read(row), self.plan.positions[token]);
+            // Dummy entries of a padded read have low positions. They come first, so that the search
+            // ends at or before the window; each entry is checked again.
             let first = read.partition_point(|entry| entry.2 + self.window <= position);
             let plan_row = &self.plan.rows[row];
             for (entry, (pool, slot, at)) in (first as u32..).zip(&read[first..]) {
-                if self.plan.sees(plan_row, query, entry) {
+                let in_window = at + self.window > position;
+                if in_window && self.plan.sees(plan_row, query, entry) {
                     let position = FIRST_TOKEN_POSITION + at;
                     runs.push(Run { position, pool: pool.0, slot: *slot, len: 1 });
                 }
