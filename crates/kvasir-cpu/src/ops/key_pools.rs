@@ -35,6 +35,7 @@ pub(crate) struct QueryPools {
 #[derive(Debug, Default)]
 pub(crate) struct KeyPools {
     size: usize,
+    window: Option<u32>,
     pools: Vec<EntryPool>,
     /// Entries of each pool by number within the row's read, `size` per pool.
     entries: Vec<u32>,
@@ -55,7 +56,7 @@ impl KeyPools {
     /// The pools of a plan. Queries see only positions within `window`, if it is set.
     pub(crate) fn new(plan: &Plan, size: usize, window: Option<u32>) -> Self {
         let tokens = plan.positions.len();
-        let mut pools = Self { size: size.max(1), ..Self::default() };
+        let mut pools = Self { size: size.max(1), window, ..Self::default() };
         pools.queries.resize(tokens, QueryPools::default());
         for row in &plan.rows {
             let read: Vec<_> = plan.entries(row).collect();
@@ -66,6 +67,11 @@ impl KeyPools {
             pools.reads.push(read);
         }
         pools
+    }
+
+    /// Whether the pools have this size and sliding window.
+    pub(crate) fn is_of(&self, size: usize, window: Option<u32>) -> bool {
+        (self.size, self.window) == (size.max(1), window)
     }
 
     /// Number of pools.

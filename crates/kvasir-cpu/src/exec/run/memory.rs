@@ -36,8 +36,8 @@ pub(crate) struct Memory {
     pub(crate) selections: Vec<(ValueId, Selection)>,
     /// Scratch of the indexer: the keys of all pools of a layer.
     pub(crate) indexer_keys: Vec<f32>,
-    /// Key pools of the step, by size and sliding window.
-    pub(crate) key_pools: Vec<((usize, Option<u32>), Arc<KeyPools>)>,
+    /// Key pools of the step, one per size and sliding window.
+    pub(crate) key_pools: Vec<Arc<KeyPools>>,
     /// Compressed entries of the layer that runs, and the views of its queries.
     pub(crate) entry_cache: EntryCache,
     pub(crate) entry_views: Views,

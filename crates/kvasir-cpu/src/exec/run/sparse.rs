@@ -15,12 +15,11 @@ use std::sync::Arc;
 impl Run<'_> {
     /// The key pools of `size` entries of the plan, which all layers share.
     fn key_pools(&self, m: &mut Memory, size: usize, window: Option<u32>) -> Arc<KeyPools> {
-        let known = m.key_pools.iter().find(|(known, _)| *known == (size, window));
-        if let Some((_, pools)) = known {
-            return Arc::clone(pools);
+        if let Some(known) = m.key_pools.iter().find(|known| known.is_of(size, window)) {
+            return Arc::clone(known);
         }
         let pools = Arc::new(KeyPools::new(self.plan, size, window));
-        m.key_pools.push(((size, window), Arc::clone(&pools)));
+        m.key_pools.push(Arc::clone(&pools));
         pools
     }
 
