@@ -20,7 +20,7 @@ const STATES: StateConfig = StateConfig { live: 1, checkpoints: 2, tail_rows: DR
 const DRAFTS: u32 = 4;
 
 /// The pool of recurrent states that a program needs.
-pub(crate) fn states(program: &Program) -> Option<StateConfig> {
+fn states(program: &Program) -> Option<StateConfig> {
     program.is_recurrent().then_some(STATES)
 }
 

@@ -1,14 +1,16 @@
 //! Recurrent layers on several ranks: drafts, GGUF files, shares of the state pool, and a collective
 //! that fails between two recurrent layers.
 
-use crate::harness::{Backend, check, check_with, cpu, plain, states};
-use crate::{gguf, model};
-use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, ThreadPool};
+use crate::harness::{Backend, check, check_with, cpu, plain};
+use crate::{gguf, in_blocks, model};
+use kvasir_cpu::{CpuExecutor, CpuModel, KvType, Limits, Precision, RandomWeights, ThreadPool};
 use kvasir_exec::{Ranks, StepError};
-use kvasir_formats::Checkpoint;
-use kvasir_kv::{Cache, CacheConfig, CacheKind, SeqId, StepId, build};
-use kvasir_program::{Model, Op, Program};
+use kvasir_formats::{Checkpoint, DType};
+use kvasir_kv::{Cache, CacheConfig, CacheKind, SeqId, StateConfig, StepId, build};
+use kvasir_program::{Model, Op, Program, Source, SplitError};
+use kvasir_testkit::Random;
 use kvasir_testkit::steps::{prompt, row_input, step};
+use serde_json::{Value as Json, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -87,6 +89,59 @@ fn ranks_divide_the_states_of_recurrent_layers() {
     }
 }
 
+/// A random config of a model with recurrent layers; widths are multiples of `unit`.
+fn random_config(random: &mut Random, unit: usize) -> Json {
+    let n = |random: &mut Random, low: u32, high: u32| random.between(low, high) as usize;
+    let (kv_heads, shared) = (n(random, 1, 3), n(random, 1, 4));
+    let heads = shared * n(random, 1, 4);
+    let head_dim = unit / n(random, 1, 2);
+    let architectures =
+        ["Qwen3_5ForCausalLM", "Qwen3NextForCausalLM", "NemotronHForCausalLM", "Lfm2ForCausalLM"];
+    let architecture = random.pick(&architectures);
+    let layer_types = match architecture {
+        "Lfm2ForCausalLM" => json!(["conv", "full_attention", "conv"]),
+        _ => json!(["linear_attention", "full_attention", "linear_attention"]),
+    };
+    json!({
+        "architectures": [architecture], "hidden_size": unit * n(random, 2, 4),
+        "intermediate_size": unit * n(random, 4, 7), "num_attention_heads": kv_heads * 4,
+        "num_key_value_heads": kv_heads, "head_dim": unit, "num_hidden_layers": 3, "layer_types": layer_types,
+        "hybrid_override_pattern": "M*M", "vocab_size": n(random, 90, 130), "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6, "norm_eps": 1e-6, "rope_theta": 10000.0, "block_auto_adjust_ff_dim": false,
+        "partial_rotary_factor": 0.5, "attn_output_gate": true, "tie_word_embeddings": random.chance(50),
+        "linear_num_key_heads": shared, "linear_num_value_heads": heads, "linear_key_head_dim": 16,
+        "linear_value_head_dim": head_dim, "linear_conv_kernel_dim": 4, "mlp_only_layers": [0, 1, 2],
+        "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": unit,
+        "shared_expert_intermediate_size": 0, "mamba_num_heads": heads, "mamba_head_dim": head_dim,
+        "n_groups": shared, "ssm_state_size": 16, "conv_kernel": 4, "use_conv_bias": random.chance(50),
+        "conv_L_cache": n(random, 2, 4), "conv_bias": random.chance(50),
+    })
+}
+
+#[test]
+fn shards_of_random_recurrent_shapes_match_the_unsharded_model() {
+    let (mut divided, mut replicated) = (0, 0);
+    for seed in 0..60 {
+        let random = &mut Random::new(seed);
+        let (dtype, unit) =
+            random.pick(&[(DType::F32, 16), (DType::BF16, 32), (DType::Q8_0, 32), (DType::Q4K, 256)]);
+        let source = in_blocks(Source::of_config(random_config(random, unit)), dtype.block_len());
+        let ranks = random.between(2, 4) as usize;
+        let name = format!("seed {seed}: {dtype} {}", source.config);
+        let whole = Model::build(&source).unwrap().target;
+        match whole.for_rank(0, ranks) {
+            Ok(part) if part.state_elements() < whole.state_elements() => divided += 1,
+            Ok(_) => replicated += 1,
+            Err(SplitError::Blocks { .. }) => continue,
+            Err(other) => panic!("{name}: {other}"),
+        }
+        let weights = Arc::new(RandomWeights::new(dtype));
+        let load = |program: &Program| cpu(program, weights.clone(), Precision::Auto);
+        check(&name, &whole, ranks, &load, if dtype == DType::F32 { 1e-3 } else { 0.05 });
+    }
+    assert!(divided >= 15 && replicated >= 3, "{divided} divided, {replicated} replicated");
+}
+
 /// Collectives of one rank of two whose peer contributes nothing. Call number `fails` fails.
 struct FailingRanks {
     calls: AtomicUsize,
@@ -119,8 +174,8 @@ impl Ranks for FailingRanks {
     }
 }
 
-/// A step whose collective fails has overwritten the states of the layers before it. The engine fails
-/// the sequences of such a step, so their states are never read again.
+/// A step whose collective fails has overwritten the states of the layers before it. The engine
+/// fails the sequences of such a step, so their states are never read again.
 #[test]
 fn a_failed_collective_spoils_only_the_states_of_its_step() {
     for case in ["qwen3_5", "granitemoehybrid"] {
@@ -129,19 +184,25 @@ fn a_failed_collective_spoils_only_the_states_of_its_step() {
         let threads = Arc::new(ThreadPool::new(1));
         let model = CpuModel::load(&program, checkpoint, Precision::F32, threads).unwrap();
         let model = Arc::new(model);
+        // Without checkpoints every step overwrites the live state.
+        let in_place = Some(StateConfig { live: 1, checkpoints: 0, tail_rows: 0, interval: 0 });
         let executor = |fails| {
             let limits = Limits { slots: 128, tokens: 64, rows: 1, kv: KvType::F32, ring: None };
             let executor = CpuExecutor::new(Arc::clone(&model), limits).unwrap();
-            let executor = executor.with_states(states(&program)).unwrap();
+            let executor = executor.with_states(in_place).unwrap();
             executor.among(FailingRanks { calls: AtomicUsize::new(0), fails }).unwrap()
         };
-        let config = CacheConfig { states: states(&program), ..CacheConfig::new(128) };
+        let config = CacheConfig { states: in_place, ..CacheConfig::new(128) };
         let new_cache = || build(CacheKind::Contiguous, &config).unwrap();
         let tokens = prompt(24, 1);
         let run = |executor: &mut CpuExecutor, cache: &mut dyn Cache, id: u64, seq: SeqId, tokens: &[u32]| {
             let mut step = step(cache, id, &[row_input(seq, tokens)]);
             let result = executor.execute(&mut step, &[]);
-            cache.retire(StepId(id)).unwrap();
+            if result.is_ok() {
+                cache.retire(StepId(id)).unwrap()
+            } else {
+                cache.cancel(StepId(id)).unwrap()
+            };
             result.map(|()| step.output.logits)
         };
         let (mut whole_run, mut cache) = (executor(usize::MAX), new_cache());
@@ -154,9 +215,11 @@ fn a_failed_collective_spoils_only_the_states_of_its_step() {
         run(&mut failing, &mut *cache, 1, seq, &tokens[..16]).unwrap();
         let error = run(&mut failing, &mut *cache, 2, seq, &tokens[16..20]).unwrap_err();
         assert!(matches!(&error, StepError::Failed(why) if why.contains("aborted")), "{error}");
+        let continued = run(&mut failing, &mut *cache, 3, seq, &tokens[16..]).unwrap();
+        assert!(!expected.ends_with(&continued), "{case}: the failed step has changed no state");
         cache.close(seq).unwrap();
         let seq = cache.open().unwrap();
-        let again = run(&mut failing, &mut *cache, 3, seq, &tokens).unwrap();
+        let again = run(&mut failing, &mut *cache, 4, seq, &tokens).unwrap();
         assert!(again == expected, "{case}: a new sequence reads a state of the failed step");
     }
 }
