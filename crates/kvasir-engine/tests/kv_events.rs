@@ -1,9 +1,13 @@
 //! KV events of the prefix cache, as the outbox delivers them.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use kvasir_engine::{Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, Turn};
-use kvasir_kv::{CacheConfig, CacheError, CacheKind, KvEvent, Token, build, prefix_hashes};
-use kvasir_sim::Toy;
+use kvasir_engine::{
+    Chunked, Core, Engine, Limits, Mixing, Order, Params, Request, Role, RoleRouter, Route, RouteRequest,
+    RouterConfig, Turn,
+};
+use kvasir_kv::{CacheConfig, CacheError, CacheKind, KvEvent, StateConfig, Token, build, prefix_hashes};
+use kvasir_sim::{Toy, ToyShape};
+use kvasir_testkit::Random;
 
 fn core(kind: CacheKind, config: &CacheConfig, limits: Limits) -> Core {
     let policy = Box::new(Chunked::new(256, Mixing::On { target: None }));
@@ -65,4 +69,52 @@ fn caches_without_a_prefix_index_have_no_events() {
     assert!(matches!(refused(CacheKind::Radix, &config, false), CacheError::BadConfig(_)));
     let without = CacheConfig { sharing: false, ..config };
     assert!(matches!(refused(CacheKind::Paged, &without, true), CacheError::BadConfig(_)));
+}
+
+/// With recurrent states, a router that counts blocks up to the last checkpoint knows the length of
+/// every hit.
+#[test]
+fn a_router_predicts_hits_that_end_at_checkpoints() {
+    const BLOCK: u32 = 4;
+    for kind in [CacheKind::Paged, CacheKind::Radix] {
+        let states = StateConfig { live: 2, checkpoints: 12, tail_rows: 0, interval: 16 };
+        let config = CacheConfig { block_size: BLOCK, states: Some(states), ..CacheConfig::new(600) };
+        let mut core = core(kind, &config, Limits::default());
+        core.record_kv_events().unwrap();
+        let toy = Toy::new().with_shape(ToyShape { windows: Vec::new(), state: true });
+        let mut engine = Engine::new(core, toy, || 0);
+        let config =
+            RouterConfig { block_size: BLOCK, ends_at_checkpoints: true, ..RouterConfig::new(Route::Prefix) };
+        let mut router = RoleRouter::new(config, vec![Role::Both]);
+        let blocks_only = RouterConfig { ends_at_checkpoints: false, ..config };
+        let mut blocks_only = RoleRouter::new(blocks_only, vec![Role::Both]);
+        let (mut random, mut hits, mut shortened) = (Random::new(3), 0, 0);
+        for _ in 0..200 {
+            let (stem, len) = (random.between(0, 2), random.between(5, 70));
+            let common = random.between(1, len);
+            let prompt: Vec<Token> = (0..len)
+                .map(|at| if at < common { 10 * stem + at % 9 } else { random.between(50, 90) })
+                .collect();
+            // The last token is always computed.
+            let reusable = &prompt[..prompt.len() - 1];
+            let predicted = router.held_tokens(0, &RouteRequest::new(reusable, 0));
+            shortened += u32::from(blocks_only.held_tokens(0, &RouteRequest::new(reusable, 0)) > predicted);
+            let params = Params { max_tokens: 3, ignore_eos: true, ..Params::default() };
+            engine.add_request(Request { tag: 0, prompt, params }).unwrap();
+            while engine.step().unwrap() != Turn::Idle {}
+            let outbox = engine.core_mut().outbox();
+            for event in outbox.kv_events.drain(..) {
+                router.apply(0, &event);
+                blocks_only.apply(0, &event);
+            }
+            let cached = outbox.ended[0].cached;
+            outbox.clear();
+            assert_eq!(cached, predicted, "{kind}");
+            hits += u32::from(cached > 0);
+        }
+        assert!(
+            hits > 30 && shortened > 10,
+            "{kind}: {hits} hits, {shortened} of them end before the blocks do"
+        );
+    }
 }

@@ -261,7 +261,9 @@ fn unknown(branch: Branch) -> Error {
 
 impl SharedPrefix {
     /// A session whose branches begin with this prefix, with `options.capacity` further tokens.
-    /// Block caches share whole blocks and recompute the remainder of the prefix.
+    /// Block caches share whole blocks and recompute the remainder of the prefix. With recurrent
+    /// layers, they share up to the last frozen state at a multiple of their block size, and a block
+    /// size without one is refused: powers of two have one in every prefix of 256 tokens or more.
     pub fn session(&self, options: CacheOptions) -> Result<Session, Error> {
         Session::on(self, &options)
     }
