@@ -90,7 +90,7 @@ pub trait Index: Send {
     }
     /// The anchor of a block, if it is published.
     fn anchor(&self, block: BlockId) -> Option<Anchor>;
-    /// The chained hash of a block with its prefix, if it is published.
+    /// The chained hash of a block with its prefix, if it is published and KV events are recorded.
     fn block_hash(&self, block: BlockId) -> Option<u64>;
     /// The anchors whose content lookups no longer find.
     fn unpublished_anchors(&mut self) -> &mut UnpublishedAnchors;

@@ -1,28 +1,35 @@
 //! `MissHistory`: why the next block after a prefix hit is not cached.
 //!
-//! It records two chained hashes of each published block, with the tenant's salt and without, and
-//! the salted hashes of evicted blocks. A lookup that ends before the prompt's last whole block
-//! hashes the next block and searches, in this order:
+//! It records a *content* of each published block: a hash of its tokens and all before them,
+//! without the tenant's salt. Content and salt together give the key of an evicted block. A lookup
+//! that ends before the prompt's last whole block hashes the next block and searches, in this order:
 //!
-//! 1. the evicted blocks: `Evicted`;
-//! 2. the blocks published under other salts, by the hash without salt: `OtherKey`;
+//! 1. the keys of evicted blocks: `Evicted`;
+//! 2. the blocks published under other salts, by content: `OtherKey`;
 //! 3. otherwise `NeverComputed`.
 //!
-//! Hashes only explain a miss. They are not verified by tokens and never yield a hit.
+//! Contents only explain a miss. They are not verified by tokens and never yield a hit, so their
+//! hash is chosen for speed: every publication of a block computes one. It is not the block hash
+//! that routers compute, and tokens that were forged to collide get a wrong reason.
 //!
-//! The hashes of evicted blocks are in two generations. A full generation replaces the one before
-//! it, so at least the last `2 × capacity` and at most the last `4 × capacity` evictions are known.
-//! Blocks are indexed by their unsalted hash only once a second salt has been seen.
+//! The keys of evicted blocks are a `RecentSet`: at least the last `2 × capacity` and at most the
+//! last `4 × capacity` evictions are known. Blocks are indexed by content only once a second salt
+//! has been seen.
 //!
-//! All memory is reserved at construction, because claims evict blocks and allocate nothing.
-//! Guarded by `tests/miss_reasons.rs` and the unit tests.
+//! Claims evict blocks and allocate nothing: the index is allocated by the lookup or publication
+//! that sees the second salt, all other memory at construction. Guarded by `tests/miss_reasons.rs`
+//! and the unit tests.
 
-use crate::blocks::hash::{BlockHashMap, hash_with, root_hash};
+use crate::blocks::hash::BlockHashMap;
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::short_hit::ShortHit;
+use crate::shared::recent_set::RecentSet;
 use std::hash::BuildHasherDefault;
 
 const NONE: BlockId = BlockId::MAX;
+
+/// Content of a block that is not published.
+const UNPUBLISHED: u64 = 0;
 
 /// Evicted blocks per generation, as a multiple of the pool's capacity.
 const GENERATION_FACTOR: usize = 2;
@@ -36,8 +43,6 @@ pub(crate) struct NewBlock<'a> {
     /// The tenant's salt.
     pub(crate) salt: u64,
     pub(crate) tokens: &'a [Token],
-    /// Its chained hash, if the index has computed it.
-    pub(crate) hash: Option<u64>,
 }
 
 /// The first block of a prompt that a lookup did not find.
@@ -66,191 +71,190 @@ impl From<ShortHit> for MissReason {
     }
 }
 
-/// A published block, in the doubly linked list of blocks with its unsalted hash.
+/// A published block, in the doubly linked list of blocks with its content.
 #[derive(Clone, Copy, Debug)]
-struct PublishedBlock {
-    /// Chained hash with salt.
-    hash: u64,
-    /// Chained hash without salt.
-    unsalted: u64,
+struct SaltedBlock {
     salt: u64,
     previous: BlockId,
     next: BlockId,
-    is_published: bool,
 }
 
-impl Default for PublishedBlock {
-    fn default() -> Self {
-        Self { hash: 0, unsalted: 0, salt: 0, previous: NONE, next: NONE, is_published: false }
-    }
+/// Blocks of several salts by content.
+#[derive(Clone, Debug)]
+struct ContentIndex {
+    blocks: Vec<SaltedBlock>,
+    /// The newest block of each content.
+    heads: BlockHashMap<BlockId>,
 }
 
-/// Hashes of published and of evicted blocks.
+/// Contents of published blocks and keys of evicted ones.
 #[derive(Clone, Debug)]
 pub(crate) struct MissHistory {
-    blocks: Vec<PublishedBlock>,
+    /// By block.
+    contents: Vec<u64>,
     /// The first salt that was seen.
     first_salt: Option<u64>,
-    /// The newest block of each unsalted hash; `None` until a second salt is seen.
-    by_unsalted: Option<BlockHashMap<BlockId>>,
-    evicted: EvictedBlocks,
-    /// Scratch memory of `hash_with`.
-    words: Vec<u64>,
+    /// `None` until a second salt is seen.
+    index: Option<ContentIndex>,
+    evicted: RecentSet,
 }
 
 impl MissHistory {
     /// An empty history of blocks with ids below `bound`.
     pub(crate) fn new(bound: usize) -> Self {
         Self {
-            blocks: vec![PublishedBlock::default(); bound],
+            contents: vec![UNPUBLISHED; bound],
             first_salt: None,
-            by_unsalted: None,
-            evicted: EvictedBlocks::new(bound * GENERATION_FACTOR),
-            words: Vec::new(),
+            index: None,
+            evicted: RecentSet::new(bound * GENERATION_FACTOR),
         }
     }
 
     /// Records the publication of a block.
     pub(crate) fn on_publish(&mut self, new: NewBlock<'_>) {
-        let NewBlock { block, parent, salt, tokens, hash } = new;
+        let NewBlock { block, parent, salt, tokens } = new;
         self.record_salt(salt);
-        let parent = parent.map(|parent| self.blocks[parent as usize]);
-        let words = &mut self.words;
-        let hash = hash.unwrap_or_else(|| hash_with(parent_hash(parent, salt), tokens, words));
-        let unsalted = match salt {
-            0 => hash,
-            _ => hash_with(parent.map(|parent| parent.unsalted), tokens, words),
-        };
-        let published = PublishedBlock { hash, unsalted, salt, is_published: true, ..Default::default() };
-        self.blocks[block as usize] = published;
-        self.index(block);
-    }
-
-    /// The chained hash of a published block.
-    pub(crate) fn hash_of(&self, block: BlockId) -> u64 {
-        self.blocks[block as usize].hash
+        let content = self.content_after(parent, tokens);
+        self.contents[block as usize] = content;
+        if let Some(index) = &mut self.index {
+            index.insert(block, content, salt);
+        }
     }
 
     /// Records the eviction of a published block.
     pub(crate) fn on_evict(&mut self, block: BlockId) {
-        let evicted = std::mem::take(&mut self.blocks[block as usize]);
-        self.evicted.insert(evicted.hash);
-        let Some(heads) = &mut self.by_unsalted else { return };
-        let PublishedBlock { unsalted, previous, next, .. } = evicted;
-        match (previous, next) {
-            (NONE, NONE) => _ = heads.remove(&unsalted),
-            (NONE, next) => _ = heads.insert(unsalted, next),
-            (previous, next) => self.blocks[previous as usize].next = next,
+        let content = std::mem::take(&mut self.contents[block as usize]);
+        let mut salt = self.first_salt.unwrap_or_default();
+        if let Some(index) = &mut self.index {
+            salt = index.remove(block, content);
         }
-        if next != NONE {
-            self.blocks[next as usize].previous = previous;
-        }
+        self.evicted.insert(key(content, salt));
     }
 
     /// Records that the index dropped all published blocks.
     pub(crate) fn on_forget(&mut self) {
-        for block in &mut self.blocks {
-            if std::mem::take(block).is_published {
-                self.evicted.insert(block.hash);
+        for block in 0..self.contents.len() {
+            if self.contents[block] != UNPUBLISHED {
+                self.on_evict(block as BlockId);
             }
-        }
-        if let Some(heads) = &mut self.by_unsalted {
-            heads.clear();
         }
     }
 
     /// Why the next block after a hit was not found. `is_unreachable` tests whether the index holds
-    /// a block with the given salted hash, which lookups do not reach because its parent was
-    /// evicted.
-    pub(crate) fn explain(&mut self, miss: Miss<'_>, is_unreachable: impl FnOnce(u64) -> bool) -> MissReason {
+    /// that block, which lookups do not reach because its parent was evicted.
+    pub(crate) fn explain(&mut self, miss: Miss<'_>, is_unreachable: impl FnOnce() -> bool) -> MissReason {
         let Miss { parent, salt, tokens } = miss;
         self.record_salt(salt);
-        let parent = parent.map(|parent| self.blocks[parent as usize]);
-        let hash = hash_with(parent_hash(parent, salt), tokens, &mut self.words);
-        if self.evicted.contains(hash) || is_unreachable(hash) {
+        let content = self.content_after(parent, tokens);
+        if self.evicted.contains(key(content, salt)) || is_unreachable() {
             return ShortHit::Evicted.into();
         }
-        let Some(heads) = &self.by_unsalted else { return ShortHit::NeverComputed.into() };
-        let unsalted = hash_with(parent.map(|parent| parent.unsalted), tokens, &mut self.words);
-        let other = heads.get(&unsalted).map(|&head| self.blocks[head as usize].salt);
+        let other = self.index.as_ref().and_then(|index| index.newest_salt(content));
         match other.filter(|&other| other != salt) {
             Some(other_salt) => MissReason { short: ShortHit::OtherKey, other_salt },
             None => ShortHit::NeverComputed.into(),
         }
     }
 
-    /// Builds the index by unsalted hash if this is the second salt that is seen. Linear in the
-    /// blocks in that case.
-    fn record_salt(&mut self, salt: u64) {
-        if *self.first_salt.get_or_insert(salt) == salt || self.by_unsalted.is_some() {
-            return;
-        }
-        self.by_unsalted =
-            Some(BlockHashMap::with_capacity_and_hasher(self.blocks.len(), BuildHasherDefault::default()));
-        for block in 0..self.blocks.len() as BlockId {
-            if self.blocks[block as usize].is_published {
-                self.index(block);
-            }
-        }
+    /// The content of a block with these tokens after a published block.
+    fn content_after(&self, parent: Option<BlockId>, tokens: &[Token]) -> u64 {
+        content(parent.map_or(UNPUBLISHED, |parent| self.contents[parent as usize]), tokens)
     }
 
-    /// Adds a block to the index by unsalted hash, if that index exists.
-    fn index(&mut self, block: BlockId) {
-        let Some(heads) = &mut self.by_unsalted else { return };
-        let next = heads.insert(self.blocks[block as usize].unsalted, block).unwrap_or(NONE);
-        self.blocks[block as usize].next = next;
+    /// Builds the index by content if this is the second salt that is seen. Linear in the blocks in
+    /// that case.
+    fn record_salt(&mut self, salt: u64) {
+        let first = *self.first_salt.get_or_insert(salt);
+        if first == salt || self.index.is_some() {
+            return;
+        }
+        let (count, unlinked) = (self.contents.len(), SaltedBlock { salt: 0, previous: NONE, next: NONE });
+        let heads = BlockHashMap::with_capacity_and_hasher(2 * count, BuildHasherDefault::default());
+        let mut index = ContentIndex { blocks: vec![unlinked; count], heads };
+        for (block, &content) in (0..).zip(&self.contents) {
+            if content != UNPUBLISHED {
+                index.insert(block, content, first);
+            }
+        }
+        self.index = Some(index);
+    }
+}
+
+impl ContentIndex {
+    fn insert(&mut self, block: BlockId, content: u64, salt: u64) {
+        let next = self.heads.insert(content, block).unwrap_or(NONE);
+        self.blocks[block as usize] = SaltedBlock { salt, previous: NONE, next };
         if next != NONE {
             self.blocks[next as usize].previous = block;
         }
     }
-}
 
-/// The salted hash of a block's parent; the hash of the tenant's root for a prompt's first block.
-fn parent_hash(parent: Option<PublishedBlock>, salt: u64) -> Option<u64> {
-    parent.map_or_else(|| root_hash(salt), |parent| Some(parent.hash))
-}
-
-/// Hashes of the newest evicted blocks, in two generations.
-#[derive(Clone, Debug)]
-struct EvictedBlocks {
-    newer: BlockHashMap<()>,
-    older: BlockHashMap<()>,
-    /// Maximum size of a generation.
-    capacity: usize,
-}
-
-impl EvictedBlocks {
-    fn new(capacity: usize) -> Self {
-        let empty = || BlockHashMap::with_capacity_and_hasher(capacity, BuildHasherDefault::default());
-        Self { newer: empty(), older: empty(), capacity }
-    }
-
-    fn insert(&mut self, hash: u64) {
-        if self.newer.len() == self.capacity {
-            std::mem::swap(&mut self.newer, &mut self.older);
-            self.newer.clear();
+    /// Removes a block; returns its salt.
+    fn remove(&mut self, block: BlockId, content: u64) -> u64 {
+        let SaltedBlock { salt, previous, next } = self.blocks[block as usize];
+        match (previous, next) {
+            (NONE, NONE) => _ = self.heads.remove(&content),
+            (NONE, next) => _ = self.heads.insert(content, next),
+            (previous, next) => self.blocks[previous as usize].next = next,
         }
-        self.newer.insert(hash, ());
+        if next != NONE {
+            self.blocks[next as usize].previous = previous;
+        }
+        salt
     }
 
-    fn contains(&self, hash: u64) -> bool {
-        self.newer.contains_key(&hash) || self.older.contains_key(&hash)
+    /// The salt of the newest block with this content.
+    fn newest_salt(&self, content: u64) -> Option<u64> {
+        self.heads.get(&content).map(|&head| self.blocks[head as usize].salt)
     }
+}
+
+/// Odd constants with about as many ones as zeros (digits of the golden ratio and of square roots).
+const KEYS: [u64; 4] =
+    [0x9e37_79b9_7f4a_7c15, 0x6a09_e667_f3bc_c909, 0xbb67_ae85_84ca_a73b, 0x3c6e_f372_fe94_f82b];
+
+/// Both halves of a product, folded: the mixing step of wyhash. Commutative, so the operands need
+/// different keys.
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Hash of a parent's content and the tokens of a block; never [`UNPUBLISHED`].
+fn content(parent: u64, tokens: &[Token]) -> u64 {
+    let pair = |tokens: &[Token], at: usize| {
+        let token = |at: usize| u64::from(tokens.get(at).copied().unwrap_or_default());
+        token(at) | token(at + 1) << 32
+    };
+    // Two chains of products, so that one need not wait for the other.
+    let mut lanes = [parent ^ KEYS[0], tokens.len() as u64 ^ KEYS[1]];
+    for tokens in tokens.chunks(8) {
+        for (lane, at) in lanes.iter_mut().zip([0, 4]) {
+            *lane = fold(*lane ^ pair(tokens, at), pair(tokens, at + 2) ^ KEYS[2]);
+        }
+    }
+    fold(lanes[0] ^ KEYS[1], lanes[1] ^ KEYS[3]).max(UNPUBLISHED + 1)
+}
+
+/// Key of a content under a salt.
+fn key(content: u64, salt: u64) -> u64 {
+    if salt == 0 { content } else { fold(content ^ KEYS[0], salt ^ KEYS[1]) }
 }
 
 #[cfg(test)]
 mod tests {
     use crate::blocks::miss_history::*;
+    use std::collections::HashSet;
 
     const TENANT_A: u64 = 8;
     const TENANT_B: u64 = 9;
 
     fn publish(history: &mut MissHistory, block: BlockId, salt: u64, tokens: &[Token]) {
-        history.on_publish(NewBlock { block, parent: None, salt, tokens, hash: None });
+        history.on_publish(NewBlock { block, parent: None, salt, tokens });
     }
 
     fn explain(history: &mut MissHistory, salt: u64, tokens: &[Token]) -> MissReason {
-        history.explain(Miss { parent: None, salt, tokens }, |_| false)
+        history.explain(Miss { parent: None, salt, tokens }, || false)
     }
 
     #[test]
@@ -272,19 +276,24 @@ mod tests {
     fn equal_blocks_with_other_parents_do_not_match() {
         let mut history = MissHistory::new(4);
         publish(&mut history, 0, 0, &[1, 2]);
-        history.on_publish(NewBlock { block: 1, parent: Some(0), salt: 0, tokens: &[3, 4], hash: None });
+        history.on_publish(NewBlock { block: 1, parent: Some(0), salt: 0, tokens: &[3, 4] });
         publish(&mut history, 2, TENANT_A, &[1, 2]);
         let next = |parent, salt, tokens| Miss { parent, salt, tokens };
-        let same = history.explain(next(Some(2), TENANT_A, &[3, 4]), |_| false);
+        let same = history.explain(next(Some(2), TENANT_A, &[3, 4]), || false);
         assert_eq!(same, MissReason { short: ShortHit::OtherKey, other_salt: 0 });
         assert_eq!(explain(&mut history, TENANT_A, &[3, 4]), ShortHit::NeverComputed.into());
     }
 
     #[test]
-    fn old_evictions_are_forgotten() {
-        let mut evicted = EvictedBlocks::new(4);
-        (0..100).for_each(|hash| evicted.insert(hash));
-        let known: Vec<u64> = (0..100).filter(|&hash| evicted.contains(hash)).collect();
-        assert_eq!(known, (92..100).collect::<Vec<_>>());
+    fn contents_of_similar_blocks_differ() {
+        let mut seen = HashSet::new();
+        for (len, bits) in (1..=12).flat_map(|len| (0..1 << len).map(move |bits| (len, bits))) {
+            let tokens: Vec<Token> = (0..len).map(|at| bits >> at & 1).collect();
+            for parent in [UNPUBLISHED, 7] {
+                assert!(seen.insert(content(parent, &tokens)), "{tokens:?} after {parent}");
+            }
+        }
+        let (ends, swapped) = ([1 << 31, 0, 0, 9], [0, 9, 1 << 31, 0]);
+        assert!(seen.insert(content(7, &ends)) && seen.insert(content(7, &swapped)));
     }
 }

@@ -223,7 +223,7 @@ pub trait Anchors {
     /// The anchor of the block of `seq` with index `block`, if the block is published.
     fn anchor_of(&self, seq: SeqId, block: u32) -> Result<Option<Anchor>, CacheError>;
     /// The hash of the block of `seq` with index `block`, as in [`KvEvent`], if the block is
-    /// published.
+    /// published and KV events are recorded.
     fn hash_of(&self, seq: SeqId, block: u32) -> Result<Option<u64>, CacheError>;
     /// Starts recording the anchors that become invalid.
     fn record_unpublished(&mut self);

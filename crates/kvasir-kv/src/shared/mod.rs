@@ -9,6 +9,7 @@ pub(crate) mod id_set;
 pub(crate) mod in_flight;
 pub(crate) mod lazy_vec;
 pub(crate) mod plan_writer;
+pub(crate) mod recent_set;
 pub(crate) mod rewind_target;
 pub(crate) mod runs;
 pub(crate) mod sequence_table;

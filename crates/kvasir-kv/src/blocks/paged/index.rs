@@ -307,7 +307,11 @@ impl Index for HashIndex {
 
     fn explain(&mut self, miss: Miss<'_>) -> MissReason {
         // A block whose parent was evicted stays published, but no lookup reaches it.
-        self.history.explain(miss, |hash| self.heads.contains_key(&hash))
+        let Self { history, heads, contents, words, hash, .. } = self;
+        let parent = miss.parent.map(|parent| contents[parent as usize].hash);
+        let is_unreachable =
+            || heads.contains_key(&(*hash)(parent.or_else(|| root_hash(miss.salt)), miss.tokens, words));
+        history.explain(miss, is_unreachable)
     }
 
     fn publish(&mut self, offer: Offer<'_>, _canonical: &mut Vec<BlockId>) -> u32 {
@@ -352,7 +356,7 @@ impl Index for HashIndex {
                 Content { number, parent: end.number, salt: offer.salt, hash, ..Content::default() };
             self.link(block, content, twin);
             let parent = at.checked_sub(1).map(|before| offer.table[before]);
-            self.history.on_publish(NewBlock { block, parent, salt: offer.salt, tokens, hash: Some(hash) });
+            self.history.on_publish(NewBlock { block, parent, salt: offer.salt, tokens });
             if let Some(announced) = &mut self.announced {
                 let parent_hash = end.hash.filter(|_| end.number != ROOT);
                 let (parent, salt) = (end.number, offer.salt);

@@ -171,7 +171,7 @@ impl Index for RadixIndex {
     }
 
     fn block_hash(&self, block: BlockId) -> Option<u64> {
-        self.is_published(block).then(|| self.history.hash_of(block))
+        self.tree.page_hash(self.page_nodes.node(block)?, block)
     }
 
     fn unpublished_anchors(&mut self) -> &mut UnpublishedAnchors {
@@ -195,7 +195,7 @@ impl Index for RadixIndex {
 
     fn explain(&mut self, miss: Miss<'_>) -> MissReason {
         // Leaves are evicted first, so lookups reach every page of the tree.
-        self.history.explain(miss, |_| false)
+        self.history.explain(miss, || false)
     }
 
     fn publish(&mut self, offer: Offer<'_>, canonical: &mut Vec<BlockId>) -> u32 {
@@ -216,7 +216,7 @@ impl Index for RadixIndex {
         self.page_nodes.put(leaf, pages);
         let mut parent = canonical.last().copied();
         for (&block, tokens) in pages.iter().zip(offer.tokens[at].chunks_exact(self.page as usize)) {
-            self.history.on_publish(NewBlock { block, parent, salt: offer.salt, tokens, hash: None });
+            self.history.on_publish(NewBlock { block, parent, salt: offer.salt, tokens });
             parent = Some(block);
         }
         let used = |run| self.used[indices(&run)].iter().map(|&used| u32::from(used)).sum::<u32>();

@@ -2,7 +2,7 @@
 
 use crate::blocks::event_log::EventLog;
 use crate::blocks::radix::tree::{NONE, NodeId, RadixTree};
-use crate::contract::ids::Token;
+use crate::contract::ids::{BlockId, Token};
 use crate::contract::kv_event::KvEvent;
 use std::collections::HashMap;
 
@@ -19,6 +19,13 @@ impl RadixTree {
         {
             self.announce_all(into);
         }
+    }
+
+    /// The block hash of a page of a node, if KV events are recorded. Linear in the node's pages.
+    pub(crate) fn page_hash(&self, node: NodeId, page: BlockId) -> Option<u64> {
+        let node = &self.nodes[node as usize];
+        let of_page = node.pages.iter().zip(&node.hashes).find(|(of, _)| **of == page);
+        of_page.map(|(_, &hash)| hash)
     }
 
     /// Appends events that store all pages.
