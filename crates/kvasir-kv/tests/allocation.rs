@@ -1,9 +1,12 @@
-//! A steady decode step of a block cache makes no heap allocation (counting global allocator).
+//! A steady decode step of a block cache makes no heap allocation (counting global allocator), also
+//! with recurrent states of which each step evicts some.
 
 #![allow(clippy::unwrap_used)]
 
 use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
-use kvasir_kv::{Cache, ClaimRow, Paged, Plan, Radix, SeqId, StepId};
+use kvasir_kv::{
+    Cache, CacheConfig, CacheKind, ClaimRow, Paged, Plan, Radix, SeqId, StateConfig, StepId, Token, build,
+};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -61,4 +64,38 @@ fn a_steady_decode_step_does_not_allocate() {
     let config = BlockConfig { blocks: 1 << 15, ..BlockConfig::default() };
     decode(Paged::new(config).unwrap());
     decode(Radix::new(config).unwrap());
+}
+
+#[test]
+fn steps_that_evict_checkpoints_do_not_allocate() {
+    for kind in [CacheKind::Paged, CacheKind::Radix] {
+        let states = StateConfig { live: 9, checkpoints: 400, tail_rows: 4, interval: 4 };
+        let config = CacheConfig { block_size: 4, states: Some(states), ..CacheConfig::new(1 << 16) };
+        let mut cache = build(kind, &config).unwrap();
+        let mut step = 0;
+        let mut run = |cache: &mut dyn Cache, rows: &[ClaimRow], plan: &mut Plan| {
+            step += 1;
+            cache.claim(StepId(step), rows).unwrap();
+            cache.plan(StepId(step), plan).unwrap();
+            cache.retire(StepId(step)).unwrap();
+        };
+        // Checkpoints of a published prompt fill the pool.
+        let (prompt, mut plan) = ((0..1600).collect::<Vec<Token>>(), Plan::default());
+        let first = cache.open().unwrap();
+        run(&mut *cache, &[ClaimRow::new(first, 1600)], &mut plan);
+        cache.prefix().unwrap().publish(first, &prompt, 1600).unwrap();
+        cache.close(first).unwrap();
+        let seqs: Vec<SeqId> = (0..8).map(|_| cache.open().unwrap()).collect();
+        seqs.iter().for_each(|&seq| cache.reserve_memory(seq, 1000));
+        cache.reserve_plan_memory(8000, 8);
+        let rows: Vec<ClaimRow> = seqs.iter().map(|&seq| ClaimRow::new(seq, 1)).collect();
+        (0..100).for_each(|_| run(&mut *cache, &rows, &mut plan));
+        let before = CALLS.get();
+        (0..28).for_each(|_| run(&mut *cache, &rows, &mut plan));
+        assert_eq!(CALLS.get() - before, 0, "{kind}: calls of the allocator in 28 steps");
+        let prefix = cache.prefix().unwrap();
+        let mut hits = (4..1600).step_by(4).map(|len| prefix.lookup(&prompt[..len + 1], 0));
+        assert!(hits.any(|hit| hit.tokens < hit.matched), "{kind}: no checkpoint was evicted");
+        cache.check().unwrap();
+    }
 }

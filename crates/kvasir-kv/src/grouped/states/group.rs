@@ -71,7 +71,7 @@ impl StateGroup {
     }
 
     pub(crate) fn set_recompute_costs(&mut self, costs: RecomputeCosts) {
-        self.ledger.costs = costs;
+        self.ledger.set_costs(costs);
     }
 
     pub(crate) fn open(&mut self, seq: SeqId) {
@@ -214,6 +214,9 @@ impl StateGroup {
         if let Some(displaced) = recent.and_then(|boundary| sequence.push_recent(boundary, *spacing)) {
             release_checkpoints(ledger, &[displaced]);
         }
+        if !positions.is_empty() {
+            sequence.drop_stale(|checkpoint| ledger.is_current(checkpoint));
+        }
         for &position in positions.iter() {
             let previous = sequence.last_checkpoint(position, |checkpoint| ledger.is_current(checkpoint));
             let checkpoint = match &mut sequence.live {
@@ -224,9 +227,9 @@ impl StateGroup {
                 }),
             };
             let Some(checkpoint) = checkpoint else { continue };
-            sequence.checkpoints.retain(|other| ledger.is_current(other));
-            if let Some(next) = sequence.insert(checkpoint) {
-                ledger.set_previous(&next, checkpoint.slot);
+            let after = sequence.insert(checkpoint);
+            if let Some(next) = after.iter().find(|next| ledger.is_current(next)) {
+                ledger.set_previous(next, checkpoint.slot);
             }
         }
         saves.sort_unstable_by_key(|save| save.after);

@@ -17,15 +17,24 @@
 //! The victim is the checkpoint with the lowest `recompute / (1 + age)`. `recompute` is the cost of
 //! the positions since the previous checkpoint, which grows when that one is evicted. `age` is the
 //! number of checkpoints stored since its last use. So old checkpoints become sparser.
+//!
+//! A pool may hold 100,000 checkpoints of a small model, so no operation but `check` is linear in
+//! the slots: `KineticTournament` finds the victim, and `CheckpointTree` the checkpoints whose
+//! `recompute` changes with an eviction. New costs change all values; they apply from the first
+//! search on before which as many checkpoints have been stored as there are slots. Claims allocate
+//! nothing.
 
 use crate::contract::group::{Anchor, RecomputeCosts};
 use crate::contract::ids::{Position, Slot};
 use crate::contract::kv_event::KvEvent;
 use crate::grouped::states::checkpoint::Checkpoint;
 use crate::grouped::states::checkpoint_log::CheckpointLog;
+use crate::grouped::states::checkpoint_tree::CheckpointTree;
+use crate::grouped::states::kinetic_tournament::{Contender, KineticTournament};
 use crate::shared::id_set::IdSet;
+use crate::shared::recent_set::RecentSet;
+use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 
 /// What a slot of the pool holds.
@@ -47,8 +56,6 @@ struct StateSlot {
     position: Position,
     /// Number of the checkpoint; see [`Checkpoint::number`].
     number: u64,
-    /// Slot of the previous checkpoint of the same prefix.
-    previous: Option<Slot>,
     /// Value of [`StateLedger::stored`] at the last use of the checkpoint.
     last_use: u64,
 }
@@ -67,13 +74,21 @@ pub(crate) struct StateLedger {
     slots: Vec<StateSlot>,
     free: IdSet,
     by_anchor: HashMap<Anchor, Slot, BuildHasherDefault<DefaultHasher>>,
-    /// Anchors of published blocks whose checkpoint was evicted.
-    evicted: HashSet<Anchor, BuildHasherDefault<DefaultHasher>>,
+    /// Anchors of published blocks whose checkpoint was evicted recently.
+    evicted: RecentSet,
+    /// The order of the checkpoints of one prefix.
+    tree: CheckpointTree,
+    /// The evictable checkpoints by retention value.
+    evictable: KineticTournament,
     checkpoints: u32,
     max_checkpoints: u32,
     /// Number of checkpoints stored so far. Numbers the checkpoints and measures their ages.
     stored: u64,
-    pub(crate) costs: RecomputeCosts,
+    /// The costs of the values in `evictable`.
+    costs: RecomputeCosts,
+    /// The newest costs, and the value of `stored` when the last ones were applied.
+    new_costs: RecomputeCosts,
+    applied_costs_at: u64,
     /// KV events, if they are recorded.
     log: Option<Box<CheckpointLog>>,
 }
@@ -85,12 +100,20 @@ impl StateLedger {
         Self {
             slots: vec![StateSlot::default(); slots as usize],
             free,
-            by_anchor: HashMap::default(),
-            evicted: HashSet::default(),
+            // A map that is at most half full never grows.
+            by_anchor: HashMap::with_capacity_and_hasher(
+                2 * max_checkpoints as usize,
+                BuildHasherDefault::default(),
+            ),
+            evicted: RecentSet::new(2 * max_checkpoints as usize),
+            tree: CheckpointTree::new(slots),
+            evictable: KineticTournament::new(slots),
             checkpoints: 0,
             max_checkpoints,
             stored: 0,
             costs: RecomputeCosts::default(),
+            new_costs: RecomputeCosts::default(),
+            applied_costs_at: 0,
             log: None,
         }
     }
@@ -115,7 +138,7 @@ impl StateLedger {
 
     /// Number of slots that `take_live` can provide: free ones and evictable checkpoints.
     pub(crate) fn available(&self) -> u32 {
-        self.free.len() + self.slots.iter().filter(|slot| is_evictable(slot)).count() as u32
+        self.free.len() + self.evictable.len()
     }
 
     /// Takes a slot for a live state with one owner. Evicts a checkpoint if no slot is free.
@@ -166,15 +189,11 @@ impl StateLedger {
         let (number, uses) = (self.stored, self.slots[slot as usize].uses);
         let is_checkpoint = |slot: &Slot| self.slots[*slot as usize].role == Role::Checkpoint;
         let previous = candidates.into_iter().flatten().find(is_checkpoint);
-        self.slots[slot as usize] = StateSlot {
-            role: Role::Checkpoint,
-            uses,
-            anchor: None,
-            position,
-            number,
-            previous,
-            last_use: number,
-        };
+        let role = Role::Checkpoint;
+        self.slots[slot as usize] =
+            StateSlot { role, uses, anchor: None, position, number, last_use: number };
+        self.tree.set_previous(slot, previous);
+        self.update_value(slot);
         Checkpoint { position, slot, number }
     }
 
@@ -195,56 +214,63 @@ impl StateLedger {
     /// evicted, and the one before that. `None` if there is no room.
     fn make_room(&mut self, position: Position, previous: Option<&Checkpoint>) -> Option<[Option<Slot>; 2]> {
         let previous = previous.filter(|previous| self.is_current(previous)).map(|previous| previous.slot);
-        let candidates = [previous, previous.and_then(|previous| self.slots[previous as usize].previous)];
+        let candidates = [previous, previous.and_then(|previous| self.tree.previous(previous))];
         if self.checkpoints < self.max_checkpoints {
             return Some(candidates);
         }
         let victim = self.find_victim()?;
         let from = previous.map_or(0, |previous| self.slots[previous as usize].position);
-        let value = RetentionValue { recompute: self.costs.recompute(from, position), age: 0 };
-        if value < self.retention_value(victim) {
+        let recompute = self.costs.recompute(from, position);
+        let new = Contender { recompute, last_use: self.stored, number: u64::MAX };
+        if self.evictable.get(victim).is_some_and(|victim| new.compare(&victim, self.stored).is_lt()) {
             return None;
         }
         self.evict(victim);
         Some(candidates)
     }
 
-    /// The evictable checkpoint of the lowest retention value; of equal ones the oldest. Linear in
-    /// the slots.
-    fn find_victim(&self) -> Option<Slot> {
-        let evictable = (0..).zip(&self.slots).filter(|(_, slot)| is_evictable(slot));
-        let values = evictable.map(|(index, slot)| (self.retention_value(index), slot.number, index));
-        values.min().map(|(_, _, index)| index)
+    /// The evictable checkpoint of the lowest retention value; of equal ones the oldest.
+    fn find_victim(&mut self) -> Option<Slot> {
+        if self.costs != self.new_costs && self.stored - self.applied_costs_at >= self.slots.len() as u64 {
+            (self.costs, self.applied_costs_at) = (self.new_costs, self.stored);
+            let Self { slots, tree, evictable, costs, stored, .. } = self;
+            evictable.reset(*stored, |slot| contender(slots, tree, *costs, slot));
+        }
+        self.evictable.lowest(self.stored)
     }
 
-    fn retention_value(&self, slot: Slot) -> RetentionValue {
-        let state = &self.slots[slot as usize];
-        let from = state.previous.map_or(0, |previous| self.slots[previous as usize].position);
-        let recompute = self.costs.recompute(from, state.position);
-        RetentionValue { recompute, age: self.stored - state.last_use }
+    /// Sets the costs by which checkpoints are evicted.
+    pub(crate) fn set_costs(&mut self, costs: RecomputeCosts) {
+        self.new_costs = costs;
+    }
+
+    /// Updates the retention value of a slot after a change of the slot or of its previous
+    /// checkpoint.
+    fn update_value(&mut self, slot: Slot) {
+        let contender = contender(&self.slots, &self.tree, self.costs, slot);
+        self.evictable.set(slot, contender, self.stored);
     }
 
     /// Frees the slot of an evictable checkpoint. The references in its owners' lists become stale.
     fn evict(&mut self, slot: Slot) {
         debug_assert!(is_evictable(&self.slots[slot as usize]));
-        self.evicted.extend(self.slots[slot as usize].anchor);
+        self.slots[slot as usize].anchor.iter().for_each(|anchor| self.evicted.insert(anchor.0));
         self.remove_checkpoint(slot);
         self.slots[slot as usize] = StateSlot::default();
         self.free.insert(slot);
     }
 
-    /// Removes a checkpoint from the anchor map and from the chain of previous checkpoints. The
-    /// caller resets the slot. Linear in the slots.
+    /// Removes a checkpoint from the anchor map, the tree and the evictable ones. The caller resets
+    /// the slot. Linear in the checkpoints that follow it directly.
     fn remove_checkpoint(&mut self, slot: Slot) {
-        let StateSlot { anchor, previous, .. } = self.slots[slot as usize];
-        if let Some(anchor) = anchor {
+        if let Some(anchor) = self.slots[slot as usize].anchor {
             self.remove_link(anchor);
         }
-        for state in &mut self.slots {
-            if state.previous == Some(slot) {
-                state.previous = previous;
-            }
+        while let Some(next) = self.tree.pass_on_next(slot) {
+            self.update_value(next);
         }
+        self.tree.set_previous(slot, None);
+        self.evictable.set(slot, None, self.stored);
         self.checkpoints -= 1;
     }
 
@@ -263,7 +289,8 @@ impl StateLedger {
     /// Makes `slot` the previous checkpoint of `next`.
     pub(crate) fn set_previous(&mut self, next: &Checkpoint, slot: Slot) {
         if self.is_current(next) {
-            self.slots[next.slot as usize].previous = Some(slot);
+            self.tree.set_previous(next.slot, Some(slot));
+            self.update_value(next.slot);
         }
     }
 
@@ -278,26 +305,31 @@ impl StateLedger {
 
     pub(crate) fn lease(&mut self, slot: Slot) {
         self.slots[slot as usize].uses.leases += 1;
+        self.update_value(slot);
     }
 
     pub(crate) fn end_lease(&mut self, slot: Slot) {
         self.slots[slot as usize].uses.leases -= 1;
+        self.update_value(slot);
         self.free_if_unused(slot);
     }
 
     /// Protects a checkpoint from eviction: the next step of a sequence reads it.
     pub(crate) fn pin(&mut self, slot: Slot) {
         self.slots[slot as usize].uses.pins += 1;
+        self.update_value(slot);
     }
 
     pub(crate) fn unpin(&mut self, slot: Slot) {
         self.slots[slot as usize].uses.pins -= 1;
+        self.update_value(slot);
         self.free_if_unused(slot);
     }
 
     /// Records a use of a checkpoint, which resets its age.
     pub(crate) fn touch(&mut self, slot: Slot) {
         self.slots[slot as usize].last_use = self.stored;
+        self.update_value(slot);
     }
 
     /// The checkpoint at the end of a published block.
@@ -305,9 +337,10 @@ impl StateLedger {
         self.by_anchor.get(&anchor).map(|&slot| self.checkpoint_in(slot))
     }
 
-    /// Whether the checkpoint at the end of a published block was evicted.
+    /// Whether the checkpoint at the end of a published block was evicted recently: it is among the
+    /// last `2 × max_checkpoints` such ones.
     pub(crate) fn was_evicted(&self, anchor: Anchor) -> bool {
-        self.evicted.contains(&anchor)
+        self.evicted.contains(anchor.0)
     }
 
     /// Makes a checkpoint findable through an anchor. Does nothing if either is linked already.
@@ -317,7 +350,7 @@ impl StateLedger {
         if state.anchor.is_none() && !self.by_anchor.contains_key(&anchor) {
             state.anchor = Some(anchor);
             self.by_anchor.insert(anchor, slot);
-            self.evicted.remove(&anchor);
+            self.evicted.remove(anchor.0);
             if let Some(log) = &mut self.log
                 && let Some(hash) = hash()
             {
@@ -349,7 +382,7 @@ impl StateLedger {
     /// Removes the link of an anchor whose block left the prefix cache. Frees the checkpoint if it
     /// has no owners.
     pub(crate) fn unlink(&mut self, anchor: Anchor) {
-        self.evicted.remove(&anchor);
+        self.evicted.remove(anchor.0);
         if let Some(slot) = self.remove_link(anchor) {
             self.slots[slot as usize].anchor = None;
             self.free_if_unused(slot);
@@ -377,7 +410,7 @@ impl StateLedger {
             if slot.anchor.is_some_and(|anchor| self.by_anchor.get(&anchor) != Some(&number)) {
                 return Err(format!("state slot {number} is not linked to its anchor"));
             }
-            let previous = slot.previous.map(|previous| &self.slots[previous as usize]);
+            let previous = self.tree.previous(number).map(|previous| &self.slots[previous as usize]);
             let is_wrong =
                 |previous: &StateSlot| previous.role != Role::Checkpoint || previous.position > slot.position;
             if previous.is_some_and(is_wrong) {
@@ -385,6 +418,9 @@ impl StateLedger {
             }
             checkpoints += u32::from(slot.role == Role::Checkpoint);
         }
+        self.tree.check()?;
+        let expected = |slot| contender(&self.slots, &self.tree, self.costs, slot);
+        self.evictable.check(self.stored, expected)?;
         let linked = self.slots.iter().filter(|slot| slot.anchor.is_some()).count();
         if linked != self.by_anchor.len() {
             return Err(format!("{} anchors are linked to {linked} checkpoints", self.by_anchor.len()));
@@ -399,94 +435,22 @@ impl StateLedger {
     }
 }
 
+/// The checkpoint of a slot, if there is one and it may be evicted.
+fn contender(
+    slots: &[StateSlot],
+    tree: &CheckpointTree,
+    costs: RecomputeCosts,
+    slot: Slot,
+) -> Option<Contender> {
+    let state = slots.get(slot as usize).filter(|state| is_evictable(state))?;
+    let from = tree.previous(slot).map_or(0, |previous| slots[previous as usize].position);
+    let recompute = costs.recompute(from, state.position);
+    Some(Contender { recompute, last_use: state.last_use, number: state.number })
+}
+
 fn is_evictable(slot: &StateSlot) -> bool {
     slot.role == Role::Checkpoint && slot.uses.leases == 0 && slot.uses.pins == 0
 }
 
-/// `recompute / (1 + age)` of a checkpoint, compared as a fraction: the lowest is evicted first.
-#[derive(Clone, Copy, Debug)]
-struct RetentionValue {
-    recompute: u64,
-    age: u64,
-}
-
-impl Ord for RetentionValue {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        let scaled = |a: u64, b: u64| u128::from(a) * (u128::from(b) + 1);
-        scaled(self.recompute, other.age).cmp(&scaled(other.recompute, self.age))
-    }
-}
-
-impl PartialOrd for RetentionValue {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for RetentionValue {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for RetentionValue {}
-
 #[cfg(test)]
-mod tests {
-    use crate::grouped::states::ledger::*;
-
-    /// A ledger with linked checkpoints at these positions, without owners.
-    fn filled(positions: &[Position], max: u32) -> (StateLedger, Vec<Checkpoint>) {
-        let mut ledger = StateLedger::new(max + 1, max);
-        let mut stored: Vec<Checkpoint> = Vec::new();
-        for &position in positions {
-            let checkpoint = ledger.store(position, stored.last()).unwrap();
-            ledger.link(checkpoint.slot, Anchor(u64::from(position)), || None);
-            ledger.remove_owner(checkpoint.slot);
-            stored.push(checkpoint);
-        }
-        (ledger, stored)
-    }
-
-    #[test]
-    fn the_checkpoint_cheapest_to_recompute_is_evicted() {
-        let (mut ledger, stored) = filled(&[100, 110, 300], 3);
-        let new = ledger.store(500, stored.last()).unwrap();
-        assert_eq!(ledger.find(Anchor(110)), None);
-        assert!(ledger.was_evicted(Anchor(110)) && !ledger.was_evicted(Anchor(100)));
-        assert!(ledger.find(Anchor(100)).is_some() && ledger.find(Anchor(300)).is_some());
-        assert!(ledger.is_current(&new) && !ledger.is_current(&stored[1]));
-        // Recomputing 300 starts at 100 now, since 110 was evicted: 200 positions, over 1 + age 1.
-        let value = ledger.retention_value(stored[2].slot);
-        assert_eq!((value.recompute, value.age), (200, 1));
-    }
-
-    #[test]
-    fn a_checkpoint_of_the_lowest_value_is_not_stored() {
-        let (mut ledger, stored) = filled(&[100, 200], 2);
-        assert_eq!(ledger.store(201, stored.last()), None);
-        assert_eq!(ledger.checkpoints, 2);
-        stored.iter().for_each(|checkpoint| ledger.lease(checkpoint.slot));
-        assert_eq!(ledger.store(9000, stored.last()), None, "leased checkpoints are not evicted");
-    }
-
-    #[test]
-    fn a_use_resets_the_age() {
-        let (mut ledger, stored) = filled(&[100, 200, 300], 3);
-        ledger.touch(stored[0].slot);
-        ledger.store(400, stored.last()).unwrap();
-        assert_eq!(ledger.find(Anchor(200)), None);
-    }
-
-    #[test]
-    fn unlinking_a_checkpoint_without_owners_frees_it() {
-        let (mut ledger, stored) = filled(&[100, 200], 2);
-        ledger.add_owner(stored[1].slot);
-        ledger.unlink(Anchor(100));
-        ledger.unlink(Anchor(200));
-        assert_eq!((ledger.checkpoints, ledger.free.len()), (1, 2));
-        ledger.remove_owner(stored[1].slot);
-        assert_eq!((ledger.checkpoints, ledger.free.len()), (0, 3));
-        ledger.check(&[StateUses::default(); 3]).unwrap();
-    }
-}
+mod tests;

@@ -13,6 +13,9 @@
 use crate::contract::ids::{Position, Slot};
 use crate::grouped::states::checkpoint::Checkpoint;
 
+/// Shortest list of checkpoints that is searched for evicted ones.
+const MIN_STALE: usize = 8;
+
 /// The newest state of a sequence, steps in flight included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiveState {
@@ -63,6 +66,10 @@ pub(crate) struct StateSequence {
     pub(crate) tail: Option<u32>,
     /// Block boundaries, sorted.
     marks: Vec<Position>,
+    /// Length of `checkpoints` at which evicted ones are dropped from all of it.
+    drop_stale_at: usize,
+    /// Position up to which checkpoints were linked to anchors.
+    linked: Position,
     /// The last two block boundaries that decoding has passed, the newest first.
     recent: [Option<Position>; 2],
 }
@@ -130,11 +137,22 @@ impl StateSequence {
         Some(self.checkpoints.remove(index.ok()?))
     }
 
-    /// Adds a checkpoint in order of position. Returns the next one after it.
-    pub(crate) fn insert(&mut self, checkpoint: Checkpoint) -> Option<Checkpoint> {
+    /// Drops references to evicted checkpoints: the last ones, and all if the list has doubled since
+    /// the last time. So a search for the last checkpoint takes amortized constant time.
+    pub(crate) fn drop_stale(&mut self, is_current: impl Fn(&Checkpoint) -> bool) {
+        if self.checkpoints.len() >= self.drop_stale_at {
+            self.checkpoints.retain(&is_current);
+            self.drop_stale_at = (2 * self.checkpoints.len()).max(MIN_STALE);
+        }
+        while self.checkpoints.pop_if(|last| !is_current(last)).is_some() {}
+    }
+
+    /// Adds a checkpoint in order of position. Returns those after it.
+    pub(crate) fn insert(&mut self, checkpoint: Checkpoint) -> &[Checkpoint] {
         let index = self.checkpoints.partition_point(|other| other.position < checkpoint.position);
         self.checkpoints.insert(index, checkpoint);
-        self.checkpoints.get(index + 1).copied()
+        self.linked = self.linked.min(checkpoint.position.saturating_sub(1));
+        &self.checkpoints[index + 1..]
     }
 
     /// The last checkpoint at or before `to` that `is_current` accepts.
@@ -147,9 +165,16 @@ impl StateSequence {
         self.checkpoints[..count].iter().rev().copied().find(|checkpoint| is_current(checkpoint))
     }
 
+    /// The checkpoints that were not linked to anchors yet, and the position up to which they were.
+    pub(crate) fn unlinked(&mut self) -> (&mut [Checkpoint], &mut Position) {
+        let first = self.checkpoints.partition_point(|checkpoint| checkpoint.position <= self.linked);
+        (&mut self.checkpoints[first..], &mut self.linked)
+    }
+
     /// Drops marks and recent boundaries above `to`.
     pub(crate) fn truncate_positions(&mut self, to: Position) {
         self.marks.truncate(self.marks.partition_point(|&mark| mark <= to));
+        self.linked = self.linked.min(to);
         self.truncate_recent(to);
     }
 

@@ -32,6 +32,10 @@ impl StateSequences {
         found.map(|(_, sequence)| sequence)
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut StateSequence> {
+        self.0.iter_mut().flatten().map(|(_, sequence)| sequence)
+    }
+
     /// The open sequences with their ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(SeqId, StateSequence)> {
         self.0.iter().flatten()

@@ -64,7 +64,8 @@ impl StateGroup {
         self.set_states(seq, StateSequence::from_checkpoints(shared, None));
     }
 
-    /// Links the checkpoints of a sequence up to `published` to the anchors of their blocks.
+    /// Links the checkpoints of a sequence up to `published` to the anchors of their blocks. Linear
+    /// in those that were not linked before.
     /// `anchor` and `hash` return those of the sequence's block of a number.
     pub(crate) fn link(
         &mut self,
@@ -77,31 +78,42 @@ impl StateGroup {
         let Some(sequence) = seqs.get_mut(seq) else { return };
         let pending_writes = in_flight.pending_writes(seq);
         let live_slot = sequence.live.map(|live| live.slot);
-        for checkpoint in &mut sequence.checkpoints {
+        let mut link = |checkpoint: &mut Checkpoint| {
             // A fork may have sealed a live state inside a block.
-            let is_published = spacing.is_boundary(checkpoint.position) && checkpoint.position <= published;
-            if !is_published || !ledger.is_written(checkpoint, &pending_writes) {
-                continue;
+            if !spacing.is_boundary(checkpoint.position) || !ledger.is_current(checkpoint) {
+                return true;
             }
             let block = checkpoint.position / spacing.block_size - 1;
-            let Some(anchor) = anchor(block) else { continue };
+            let is_written = ledger.is_written(checkpoint, &pending_writes);
+            let Some(anchor) = is_written.then(|| anchor(block)).flatten() else { return false };
             match ledger.find(anchor) {
                 None => ledger.link(checkpoint.slot, anchor, || hash(block)),
+                Some(linked) if linked.slot == checkpoint.slot => {}
                 // Another checkpoint of the same prefix is linked: use it instead of this
                 // duplicate.
-                Some(linked) if linked.slot != checkpoint.slot && live_slot != Some(checkpoint.slot) => {
+                Some(linked) if live_slot != Some(checkpoint.slot) => {
                     ledger.add_owner(linked.slot);
                     ledger.touch(linked.slot);
                     ledger.remove_owner(checkpoint.slot);
                     *checkpoint = linked;
                 }
-                Some(_) => {}
+                Some(_) => return false,
+            }
+            true
+        };
+        let (unlinked, linked) = sequence.unlinked();
+        let mut are_all_linked = true;
+        for checkpoint in unlinked.iter_mut().take_while(|checkpoint| checkpoint.position <= published) {
+            are_all_linked &= link(checkpoint);
+            if are_all_linked {
+                *linked = checkpoint.position;
             }
         }
     }
 
     /// Starts recording KV events.
     pub(crate) fn record_events(&mut self) {
+        self.seqs.iter_mut().for_each(|sequence| *sequence.unlinked().1 = 0);
         self.ledger.record_events();
     }
 
