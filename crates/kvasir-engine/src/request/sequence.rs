@@ -169,7 +169,9 @@ pub(crate) struct Cold {
 
 impl Sequence {
     /// A waiting sequence without an id; the core assigns one when it is inserted.
-    pub fn new(request: Request) -> Self {
+    pub fn new(mut request: Request) -> Self {
+        // Searched with every token.
+        request.params.marks.sort_unstable();
         let chain = request.params.chain.as_deref();
         let mirostat = chain.and_then(|chain| chain.mirostat).map(|_| MirostatState::default());
         Self {

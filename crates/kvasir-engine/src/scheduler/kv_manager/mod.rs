@@ -290,13 +290,16 @@ impl KvManager {
     /// its prompt diverges from a cached one. Lookups find a checkpoint only through its published
     /// block, and later steps release and overwrite the window rows before the mark.
     fn has_unpublished_mark(&self, sequence: &Sequence) -> bool {
-        let is_new = |mark: &Position| {
-            let boundary = mark / self.block() * self.block();
-            boundary > sequence.published && boundary <= sequence.computed
-        };
+        if !self.uses_marks() || sequence.dropped > 0 {
+            return false;
+        }
+        let boundary = |mark: Position| mark / self.block() * self.block();
+        let is_new = |mark: Position| (sequence.published + 1..=sequence.computed).contains(&boundary(mark));
         let Cold { params, matched, .. } = &*sequence.cold;
-        let marks = params.marks.iter().chain(Some(matched).filter(|_| self.has_windows()));
-        self.uses_marks() && sequence.dropped == 0 && { marks }.any(is_new)
+        // `Sequence::new` has sorted the marks.
+        let next = params.marks.partition_point(|mark| boundary(*mark) <= sequence.published);
+        let next = params.marks.get(next).copied();
+        next.into_iter().chain(Some(*matched).filter(|_| self.has_windows())).any(is_new)
     }
 
     /// Publishes the computed whole blocks of a sequence to the prefix cache. Under
