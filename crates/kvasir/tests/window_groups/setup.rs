@@ -86,7 +86,7 @@ impl Setup {
             block_size: self.cache.is_block_based().then_some(BLOCK),
             max_num_seqs: Some(if self.cache.holds_one_sequence() { 1 } else { 5 }),
             max_num_batched_tokens: Some(if is_whole { 400 } else { 24 }),
-            max_model_len: Some(300),
+            max_model_len: Some(250),
             overlap: Some(self.overlap),
             transfers_kv: self.windows == Windows::Joined,
             ..EngineConfig::default()
