@@ -1,21 +1,20 @@
-//! Walks over every command and every option that it lists: each changes something observable, or is
-//! refused by name.
+//! Every option of every command changes the outcome of an invocation, or is refused by name.
 //!
 //! The options come from the completion script, which is generated from the definition of the command
 //! line. [`ROWS`] says how each is observed. An option without a row fails the test, and so does a row
 //! whose option has no effect.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
-#[path = "options/walk.rs"]
-mod walk;
+#[path = "options/invocations.rs"]
+mod invocations;
 
+use invocations::Invocations;
 use std::{
     collections::BTreeMap,
     process::Command,
     sync::{Mutex, atomic::AtomicUsize, atomic::Ordering},
     thread,
 };
-use walk::Walk;
 
 /// The invocation of each command that its rows add to.
 const BASES: [(&str, &str); 27] = [
@@ -64,12 +63,12 @@ const SAMPLED: &str = "chat run generate";
 /// An invocation whose answer repeats a letter.
 const REPEATING: &str = "generate --prompt 1 --regex [ab]{60} --max-tokens 12 --json";
 
-/// Commands, option, and how it is observed:
+/// Commands, option, and how its effect is observed:
 ///
 /// - `BESIDE | ARGS`: the result with ARGS differs from that without, or ARGS are refused by name.
 /// - `A || B`: the results of two whole invocations differ.
 /// - `? TEXT | ARGS`: ARGS are refused with TEXT, the name of what they need.
-/// - `@ FILE`: a test in this file gives the option.
+/// - `@ FILE`: a test in this file passes the option.
 ///
 /// The first row that names command and option counts.
 #[rustfmt::skip] // a row a line
@@ -416,7 +415,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("tokenize", "json", "tokenize < list.json || tokenize < list.json --json"),
 ];
 
-/// Options of all commands, which have tests of their own.
+/// Options of all commands; other tests cover them.
 const GLOBAL: [&str; 4] = ["config", "print-config", "help", "version"];
 
 /// Listed options by command.
@@ -442,7 +441,7 @@ fn listed() -> BTreeMap<String, Vec<String>> {
 
 #[test]
 fn every_option_has_an_effect_or_is_refused_by_name() {
-    let walk = Walk::new("options");
+    let invocations = Invocations::new("options");
     let all = listed();
     let pairs: Vec<(&str, &str)> =
         all.iter().flat_map(|(command, options)| options.iter().map(|one| (&**command, &**one))).collect();
@@ -452,7 +451,7 @@ fn every_option_has_an_effect_or_is_refused_by_name() {
         for _ in 0..3 {
             scope.spawn(|| {
                 while let Some((command, option)) = pairs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(why) = walk.check(command, option) {
+                    if let Err(why) = invocations.check_option(command, option) {
                         failures.lock().unwrap().push(format!("{command} --{option}: {why}"));
                     }
                 }
@@ -467,8 +466,8 @@ fn every_option_has_an_effect_or_is_refused_by_name() {
 /// Equal invocations give equal outcomes, or any option would seem to have an effect.
 #[test]
 fn equal_invocations_have_equal_outcomes() {
-    let walk = Walk::new("options-equal");
+    let invocations = Invocations::new("options-equal");
     for (command, base) in BASES.iter().filter(|(command, _)| *command != "serve") {
-        assert_eq!(walk.run(base), walk.run(base), "{command}");
+        assert_eq!(invocations.run(base), invocations.run(base), "{command}");
     }
 }

@@ -20,13 +20,13 @@ fn inspect_shows_the_states_of_recurrent_layers() {
 }
 
 #[test]
-fn draft_models_refuse_recurrent_layers() {
+fn draft_models_with_recurrent_layers_are_refused() {
     let draft = format!("draft:{}", model("lfm2"));
     let speculation =
         ["generate", &model("qwen3"), "--prompt-ids", "5,6", "--backend", "plain", "--spec", &draft];
     let output = run(&speculation);
-    let (error, reason) =
-        (String::from_utf8(output.stderr).unwrap(), "has recurrent layers, which a draft model cannot have");
+    let error = String::from_utf8(output.stderr).unwrap();
+    let reason = "has recurrent layers, which a draft model cannot have";
     assert!(!output.status.success() && error.contains(reason), "{error}");
 }
 

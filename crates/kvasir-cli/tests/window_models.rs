@@ -1,5 +1,5 @@
 //! Models with sliding-window layers as input of `generate`, `inspect` and `doctor`: recorded
-//! tokens, and the memory of their windows.
+//! tokens, and the memory of the window groups.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 mod command;
@@ -40,13 +40,13 @@ fn inspect_and_doctor_print_the_slots_of_windows() {
     assert_eq!(division["windows"][0]["config"]["window"], 16);
     let text = String::from_utf8(run(&["inspect", &path]).stdout).unwrap();
     assert!(text.contains("by default on this machine: 32768 slots of K/V in "), "{text}");
-    assert!(text.contains(" slots of windows of 16 in "), "{text}");
+    assert!(text.contains(" slots for windows of 16 tokens in "), "{text}");
 
     let output = run(&["doctor", &path, "--quick", "--port", "0", "--json"]);
     let report: Json = serde_json::from_slice(&output.stdout).unwrap();
     let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "context").unwrap();
     let found = check["found"].as_str().unwrap();
-    assert!(found.contains(" slots of windows of 16 in "), "{found}");
+    assert!(found.contains(" slots for windows of 16 tokens in "), "{found}");
     assert!(check["values"]["window_slots"].as_u64() > Some(0), "{check}");
 }
 
@@ -103,7 +103,7 @@ fn gemma_4_needs_memory_for_its_windows_and_full_layers() {
         cache.retire(StepId(step)).unwrap();
         len += tokens;
     }
-    // With joined windows, three times as much.
+    // With joined windows, K and V take more than 2.5 times as many bytes.
     let (_, joined) = gemma4_e2b(EngineConfig { transfers_kv: true, ..EngineConfig::default() });
     assert!(joined.kv_bytes() > taken * 5 / 2 && joined.windows.is_empty(), "{joined:?}");
     assert_eq!(joined.slot_bytes, KvType::Bf16.slot_bytes(layers) as u64);

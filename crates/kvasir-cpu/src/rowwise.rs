@@ -166,7 +166,7 @@ fn group_dot_body(a: &[f32], b: &[f32], group: usize, y: &mut [f32]) {
 }
 
 per_isa! {
-    /// Dot product of each group of `group` numbers.
+    /// Dot products of the groups of `a` and `b`, which have `group` elements each.
     group_dot(a: &[f32], b: &[f32], group: usize, y: &mut [f32]) => group_dot_body
 }
 

@@ -1,6 +1,7 @@
 //! A steady decode step does not allocate on any thread of the backend. The same holds for a hybrid
-//! model, for a model with window groups, and for steps that verify the drafts of a draft model. After a long context, a step
-//! allocates nothing of the size of the KV cache. A global allocator counts.
+//! model, for a model with window groups, and for steps that verify the drafts of a draft model.
+//! After a long context, a step allocates nothing of the size of the KV cache. A global allocator
+//! counts.
 #![allow(clippy::unwrap_used, unsafe_code)] // the counting allocator
 
 use kvasir_cpu::{CpuExecutor, CpuModel, Drafting, KvType, Limits, Precision, ThreadPool};
@@ -251,7 +252,7 @@ fn a_steady_decode_step_allocates_nothing() {
     // The tables of the cache grow with the number of state checkpoints.
     let hybrid = steady("qwen3_5", 1, 1);
     assert!(hybrid.steps.len() <= 8, "steps that took memory in a hybrid model: {:?}", hybrid.steps);
-    // Blocks are released and allocated.
+    // As the window slides, blocks of its group are released and allocated.
     let windows = steady("gemma3", 1, 1);
     assert!(windows.steps.len() <= 8, "steps that took memory with a window group: {:?}", windows.steps);
     // Behind 4,200 tokens each: a step that copied the pool, or one layer of it, would raise the

@@ -17,9 +17,9 @@ use kvasir_testkit::steps::{RowInput, prompt, row_input, step};
 use std::sync::Arc;
 
 /// Models with sparse latent attention (MLA with an indexer), sinks with windows, mixed window and
-/// full layers, windows alone, MoE, shared K/V, and compressed entries. Each has three setups: exact f32, and quantized
-/// weights with the next two KV types of a cycle. One more setup is a MoE model at
-/// `Precision::Bf16x2`.
+/// full layers, windows alone, MoE, shared K/V, and compressed entries. Each has three setups:
+/// exact f32, and quantized weights with the next two KV types of a cycle. One more setup is a MoE
+/// model at `Precision::Bf16x2`.
 fn setups() -> Vec<(String, Arc<CpuModel>, KvType)> {
     let mut setups = Vec::new();
     let mut kinds = KvType::ALL.into_iter().cycle();
@@ -139,8 +139,8 @@ fn a_frozen_prefix_in_front() {
             LayerFacts { kv_heads: 1, key_dim, value_dim, window: facts.window.or(Some(7)), ..*facts }
         };
         let layers: Vec<LayerFacts> = model.program().layers.iter().map(other).collect();
-        let stranger = FrozenPool::from(Arc::new(Pool::new(&layers, kv, 512).unwrap()));
-        assert!(second.attach(PoolId(7), stranger).unwrap_err().contains("another model"));
+        let other_model = FrozenPool::from(Arc::new(Pool::new(&layers, kv, 512).unwrap()));
+        assert!(second.attach(PoolId(7), other_model).unwrap_err().contains("another model"));
         second.attach(PoolId(7), first.into_pool()).unwrap();
         same(&about, &run(&mut second, &mut fork, 2, &[row_input(seq, &all[69..72])]), &wanted[69..72]);
         same(&about, &run(&mut second, &mut fork, 3, &[row_input(seq, &all[72..])]), &wanted[72..]);

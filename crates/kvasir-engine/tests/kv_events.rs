@@ -71,8 +71,8 @@ fn caches_without_a_prefix_index_have_no_events() {
     assert!(matches!(refused(CacheKind::Paged, &without, true), CacheError::BadConfig(_)));
 }
 
-/// With recurrent states, a router that counts blocks up to the last checkpoint knows the length of
-/// every hit.
+/// With recurrent states, a router that counts blocks up to the last checkpoint predicts the length
+/// of every hit.
 #[test]
 fn a_router_predicts_hits_that_end_at_checkpoints() {
     const BLOCK: u32 = 4;
@@ -83,29 +83,33 @@ fn a_router_predicts_hits_that_end_at_checkpoints() {
         core.record_kv_events().unwrap();
         let toy = Toy::new().with_shape(ToyShape { windows: Vec::new(), state: true });
         let mut engine = Engine::new(core, toy, || 0);
-        let config =
-            RouterConfig { block_size: BLOCK, ends_at_checkpoints: true, ..RouterConfig::new(Route::Prefix) };
+        let config = RouterConfig {
+            block_size: BLOCK,
+            hits_end_at_checkpoints: true,
+            ..RouterConfig::new(Route::Prefix)
+        };
         let mut router = RoleRouter::new(config, vec![Role::Both]);
-        let blocks_only = RouterConfig { ends_at_checkpoints: false, ..config };
-        let mut blocks_only = RoleRouter::new(blocks_only, vec![Role::Both]);
-        let (mut random, mut hits, mut shortened) = (Random::new(3), 0, 0);
+        let blocks_only = RouterConfig { hits_end_at_checkpoints: false, ..config };
+        let mut block_router = RoleRouter::new(blocks_only, vec![Role::Both]);
+        let (mut random, mut hits, mut shorter) = (Random::new(3), 0, 0);
         for _ in 0..200 {
-            let (stem, len) = (random.between(0, 2), random.between(5, 70));
-            let common = random.between(1, len);
+            let (prefix, len) = (random.between(0, 2), random.between(5, 70));
+            let prefix_len = random.between(1, len);
             let prompt: Vec<Token> = (0..len)
-                .map(|at| if at < common { 10 * stem + at % 9 } else { random.between(50, 90) })
+                .map(|at| if at < prefix_len { 10 * prefix + at % 9 } else { random.between(50, 90) })
                 .collect();
             // The last token is always computed.
             let reusable = &prompt[..prompt.len() - 1];
             let predicted = router.held_tokens(0, &RouteRequest::new(reusable, 0));
-            shortened += u32::from(blocks_only.held_tokens(0, &RouteRequest::new(reusable, 0)) > predicted);
+            let in_blocks = block_router.held_tokens(0, &RouteRequest::new(reusable, 0));
+            shorter += u32::from(in_blocks > predicted);
             let params = Params { max_tokens: 3, ignore_eos: true, ..Params::default() };
             engine.add_request(Request { tag: 0, prompt, params }).unwrap();
             while engine.step().unwrap() != Turn::Idle {}
             let outbox = engine.core_mut().outbox();
             for event in outbox.kv_events.drain(..) {
                 router.apply(0, &event);
-                blocks_only.apply(0, &event);
+                block_router.apply(0, &event);
             }
             let cached = outbox.ended[0].cached;
             outbox.clear();
@@ -113,8 +117,8 @@ fn a_router_predicts_hits_that_end_at_checkpoints() {
             hits += u32::from(cached > 0);
         }
         assert!(
-            hits > 30 && shortened > 10,
-            "{kind}: {hits} hits, {shortened} of them end before the blocks do"
+            hits > 30 && shorter > 10,
+            "{kind}: {hits} hits, {shorter} predictions shorter than the cached blocks"
         );
     }
 }

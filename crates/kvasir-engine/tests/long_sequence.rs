@@ -1,8 +1,8 @@
-//! A sequence of 100,000 tokens with 200 checkpoints, forks and rewinds through the real engine:
-//! every answer follows from the states that its steps read, and every pool is free at the end.
+//! A sequence of 100,000 tokens with 200 checkpoints, forks and rewinds in the engine: every answer
+//! equals the one computed from its prompt alone, and every pool is free at the end.
 //!
-//! The device computes recurrent states only. The toy device folds all earlier rows for each token,
-//! which is quadratic.
+//! The device computes recurrent states only: the toy device reads all earlier rows for each token,
+//! which takes quadratic time.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
@@ -12,7 +12,11 @@ use kvasir_testkit::Random;
 use kvasir_testkit::complete::complete;
 
 const STATES: StateConfig = StateConfig { live: 3, checkpoints: 200, tail_rows: 0, interval: 512 };
+/// KV slots.
+const SLOTS: u32 = 1 << 18;
+/// Tokens of the sequence.
 const LENGTH: usize = 100_000;
+/// Output tokens per request.
 const OUTPUTS: u32 = 6;
 
 /// A recurrent state: a digest of the tokens that it covers, and their number.
@@ -48,7 +52,7 @@ fn answer(prompt: &[Token]) -> Vec<Token> {
 /// Computes the states of steps without drafts.
 struct StateDevice {
     slots: Vec<Option<State>>,
-    /// Newest token by pool row, for tokens in flight.
+    /// The last sampled token by pool row, for inputs that are `IN_FLIGHT`.
     newest: Vec<Token>,
 }
 
@@ -62,9 +66,9 @@ impl StateDevice {
     fn run(&mut self, step: &mut Step) {
         let Step { batch, plan, output } = step;
         output.reset();
-        // A row may read a slot that another row of the step writes only in place.
-        let before: Vec<State> = plan.states.rows.iter().map(|row| self.read(row)).collect();
-        for ((row, planned), mut state) in batch.rows.iter().zip(&plan.states.rows).zip(before) {
+        // All reads precede all writes: no row may read what another row of the step writes.
+        let initial: Vec<State> = plan.states.rows.iter().map(|row| self.read(row)).collect();
+        for ((row, planned), mut state) in batch.rows.iter().zip(&plan.states.rows).zip(initial) {
             assert_eq!((planned.replay, row.drafts.count), (0, 0));
             let start = output.tokens.len();
             for (query, at) in row.tokens.range().enumerate() {
@@ -75,9 +79,9 @@ impl StateDevice {
                     state = state.after(if token == kvasir_exec::IN_FLIGHT { newest } else { token });
                     let saves = &plan.states.saves[planned.saves.range()];
                     let after = query as u32 + 1 - planned.skip;
-                    let save = saves.iter().filter(|save| save.after == after).map(|save| save.slot);
-                    let to = (planned.commit == after).then_some(planned.to);
-                    save.chain(to).for_each(|slot: Slot| self.slots[slot as usize] = Some(state));
+                    let saved = saves.iter().filter(|save| save.after == after).map(|save| save.slot);
+                    let live = (planned.commit == after).then_some(planned.to);
+                    saved.chain(live).for_each(|slot: Slot| self.slots[slot as usize] = Some(state));
                 }
                 if query as u32 >= row.sample_from {
                     output.tokens.push(state.next());
@@ -114,33 +118,35 @@ impl Executor for StateDevice {
     }
 }
 
-/// An engine, and what its run has covered.
+/// An engine, and coverage counters of the test.
 struct Run {
     engine: Engine<StateDevice>,
     random: Random,
     forks: u32,
     rewinds: u32,
-    /// Prompt tokens of all requests, and those of them that were cached.
-    prompts: u64,
-    cached: u64,
+    /// Prompt tokens of all requests.
+    prompt_tokens: u64,
+    /// Prompt tokens that were cached.
+    cached_tokens: u64,
 }
 
 impl Run {
     fn new(kind: CacheKind) -> Self {
         let block_size = if kind.is_block_based() { 16 } else { 1 };
-        let config = CacheConfig { block_size, states: Some(STATES), ..CacheConfig::new(1 << 18) };
+        let config = CacheConfig { block_size, states: Some(STATES), ..CacheConfig::new(SLOTS) };
         let policy = Box::new(Chunked::new(1024, Mixing::On { target: None }));
         let limits = Limits { max_model_len: 1 << 19, ..Limits::default() };
         let core = Core::new(limits, Order::Fcfs, policy, build(kind, &config).unwrap());
         let slots = vec![None; STATES.slots() as usize];
         let device = StateDevice { slots, newest: vec![0; 64] };
         let engine = Engine::new(core, device, || 0);
-        Self { engine, random: Random::new(5), forks: 0, rewinds: 0, prompts: 0, cached: 0 }
+        let random = Random::new(5);
+        Self { engine, random, forks: 0, rewinds: 0, prompt_tokens: 0, cached_tokens: 0 }
     }
 
-    /// Appends a message and its answer to a conversation, and returns its new end.
-    fn turn(&mut self, session: u64, history: &mut Vec<Token>, message: u32) {
-        history.extend((0..message).map(|_| self.random.between(0, 90_000)));
+    /// Appends a message of `message_len` random tokens and its answer to a conversation.
+    fn turn(&mut self, session: u64, history: &mut Vec<Token>, message_len: u32) {
+        history.extend((0..message_len).map(|_| self.random.between(0, 90_000)));
         let marks = vec![history.len() as Position];
         let params = Params {
             session: Some(SessionId(session)),
@@ -151,13 +157,13 @@ impl Run {
         };
         let done = complete(&mut self.engine, Request { tag: 0, prompt: history.clone(), params });
         assert_eq!(done.tokens, answer(history), "at {} tokens", history.len());
-        self.prompts += history.len() as u64;
-        self.cached += u64::from(done.summary.cached);
+        self.prompt_tokens += history.len() as u64;
+        self.cached_tokens += u64::from(done.summary.cached);
         history.extend(done.tokens);
         self.engine.core().check_invariants().unwrap();
     }
 
-    /// Forks the conversation, and runs a turn of the fork.
+    /// Forks the conversation at a random length, and runs a turn of the fork.
     fn fork(&mut self, history: &[Token]) {
         let at = self.random.between(1, history.len() as u32);
         let mut fork = history[..at as usize].to_vec();
@@ -181,8 +187,8 @@ fn a_long_sequence_leaves_every_pool_free() {
         let mut run = Run::new(kind);
         let mut history = Vec::new();
         while history.len() < LENGTH {
-            let message = run.random.between(200, 5000);
-            run.turn(1, &mut history, message);
+            let message_len = run.random.between(200, 5000);
+            run.turn(1, &mut history, message_len);
             if run.random.chance(40) {
                 run.fork(&history);
             }
@@ -190,9 +196,12 @@ fn a_long_sequence_leaves_every_pool_free() {
                 run.rewind(&mut history);
             }
         }
-        let Run { forks, rewinds, prompts, cached, .. } = run;
+        let Run { forks, rewinds, prompt_tokens, cached_tokens, .. } = run;
         assert!(forks > 5 && rewinds > 5, "{kind}: {forks} forks, {rewinds} rewinds");
-        assert!(cached * 10 > prompts * 8, "{kind}: {cached} of {prompts} prompt tokens were cached");
+        assert!(
+            cached_tokens * 10 > prompt_tokens * 8,
+            "{kind}: {cached_tokens} of {prompt_tokens} prompt tokens were cached"
+        );
         run.engine.core_mut().end_session(SessionId(1));
         let cache = run.engine.core().cache();
         cache.check().unwrap();
@@ -201,13 +210,13 @@ fn a_long_sequence_leaves_every_pool_free() {
         let usage = cache.usage();
         assert_eq!((usage.held, usage.leased), (0, 0), "{kind}: K/V slots");
         assert_eq!(usage.free + usage.evictable, shape.capacity, "{kind}: K/V slots");
-        // A request of all slots evicts the prefix cache, and with it the last checkpoints.
-        let mut all = Vec::new();
-        run.turn(3, &mut all, (1 << 18) - 64);
+        // A request that takes almost all slots evicts the prefix cache and the last checkpoints.
+        let mut long_prompt = Vec::new();
+        run.turn(3, &mut long_prompt, SLOTS - 64);
         run.engine.core_mut().end_session(SessionId(3));
         history.truncate(LENGTH);
-        let computed = run.cached;
+        let cached_before = run.cached_tokens;
         run.turn(4, &mut history, 1);
-        assert_eq!(run.cached, computed, "{kind}: nothing of the sequence is left");
+        assert_eq!(run.cached_tokens, cached_before, "{kind}: a part of the sequence is still cached");
     }
 }

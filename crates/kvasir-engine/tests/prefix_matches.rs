@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_engine::*;
-use kvasir_kv::{CacheConfig, CacheKind, ShortHit, Token, build};
+use kvasir_kv::{CacheConfig, CacheEnd, CacheKind, Token, build};
 use kvasir_sim::Toy;
 use kvasir_testkit::complete::{complete, complete_all, drain};
 use std::sync::{Arc, Mutex};
@@ -23,10 +23,10 @@ fn request(prompt: &[Token]) -> Request {
 }
 
 /// Cached tokens, matched tokens, and the reason.
-fn run(engine: &mut Engine<Toy>, request: Request) -> (u32, u32, Option<ShortHit>) {
+fn run(engine: &mut Engine<Toy>, request: Request) -> (u32, u32, Option<CacheEnd>) {
     let Summary { cached, prefix, .. } = complete(engine, request).summary;
-    assert_eq!(prefix.short, prefix.public_short, "no request has an API key");
-    (cached, prefix.matched, prefix.short)
+    assert_eq!(prefix.cache_end, prefix.public_cache_end, "no request has an API key");
+    (cached, prefix.matched, prefix.cache_end)
 }
 
 #[test]
@@ -37,8 +37,8 @@ fn admissions_and_summaries_agree() {
         run(&mut engine, request(&prompt[..18]));
         engine.add_request(request(&prompt)).unwrap();
         engine.step().unwrap();
-        let short = Some(ShortHit::NeverComputed);
-        let prefix = PrefixMatch { matched: 16, short, public_short: short };
+        let cache_end = Some(CacheEnd::NeverComputed);
+        let prefix = PrefixMatch { matched: 16, cache_end, public_cache_end: cache_end };
         let [Admission { hit, prefix: admitted, .. }] = engine.core().record().admitted[..] else {
             panic!("{:?}", engine.core().record());
         };
@@ -61,9 +61,9 @@ fn session_turns_match_up_to_their_new_message() {
             request
         };
         let prompt: Vec<Token> = (20..60).collect();
-        assert_eq!(run(&mut engine, turn(&prompt[..20])), (0, 0, Some(ShortHit::NeverComputed)), "{kind}");
+        assert_eq!(run(&mut engine, turn(&prompt[..20])), (0, 0, Some(CacheEnd::NeverComputed)), "{kind}");
         assert_eq!(engine.core().retained_len(SessionId(1)), 20);
-        assert_eq!(run(&mut engine, turn(&prompt)), (20, 20, Some(ShortHit::NeverComputed)), "{kind}");
+        assert_eq!(run(&mut engine, turn(&prompt)), (20, 20, Some(CacheEnd::NeverComputed)), "{kind}");
         assert_eq!(run(&mut engine, turn(&prompt)), (36, 36, None), "{kind}");
     }
 }
@@ -75,10 +75,10 @@ fn siblings_of_the_leader_match_their_whole_prompt() {
         let prompt: Vec<Token> = (20..60).collect();
         let siblings = (0..3).map(|_| request(&prompt)).collect();
         let summaries = complete_all(&mut engine, siblings).into_iter().map(|done| done.unwrap().summary);
-        let matched: Vec<_> = summaries.map(|summary| (summary.cached, summary.prefix.short)).collect();
-        assert!(matched.contains(&(0, Some(ShortHit::NeverComputed))), "{kind}: {matched:?}");
+        let matched: Vec<_> = summaries.map(|summary| (summary.cached, summary.prefix.cache_end)).collect();
+        assert!(matched.contains(&(0, Some(CacheEnd::NeverComputed))), "{kind}: {matched:?}");
         let follow = complete(&mut engine, request(&prompt)).summary;
-        assert_eq!((follow.cached, follow.prefix.short), (36, None), "{kind}");
+        assert_eq!((follow.cached, follow.prefix.cache_end), (36, None), "{kind}");
     }
 }
 
@@ -91,32 +91,32 @@ fn reasons_distinguish_evictions_from_other_keys() {
             (request.params.key, request.params.salt) = (key, key);
             request
         };
-        let short = |engine: &mut Engine<Toy>, request: Request| {
+        let cache_end = |engine: &mut Engine<Toy>, request: Request| {
             let prefix = complete(engine, request).summary.prefix;
-            (prefix.short.unwrap(), prefix.public_short.unwrap())
+            (prefix.cache_end.unwrap(), prefix.public_cache_end.unwrap())
         };
-        let never = (ShortHit::NeverComputed, ShortHit::NeverComputed);
-        assert_eq!(short(&mut engine, of_key(100, 1)), never, "{kind}");
+        let never = (CacheEnd::NeverComputed, CacheEnd::NeverComputed);
+        assert_eq!(cache_end(&mut engine, of_key(100, 1)), never, "{kind}");
         assert_eq!(
-            short(&mut engine, of_key(100, 2)),
-            (ShortHit::OtherKey, ShortHit::NeverComputed),
+            cache_end(&mut engine, of_key(100, 2)),
+            (CacheEnd::OtherKey, CacheEnd::NeverComputed),
             "{kind}"
         );
         for first in [200, 300] {
-            assert_eq!(short(&mut engine, of_key(first, 2)), never, "{kind}");
+            assert_eq!(cache_end(&mut engine, of_key(first, 2)), never, "{kind}");
         }
-        let evicted = (ShortHit::Evicted, ShortHit::Evicted);
-        assert_eq!(short(&mut engine, of_key(100, 1)), evicted, "{kind}");
+        let evicted = (CacheEnd::Evicted, CacheEnd::Evicted);
+        assert_eq!(cache_end(&mut engine, of_key(100, 1)), evicted, "{kind}");
     }
 }
 
 /// A sink that collects the short hits of all steps.
 #[derive(Clone, Default)]
-struct ShortHits(Arc<Mutex<Vec<ShortHit>>>);
+struct ShortHits(Arc<Mutex<Vec<CacheEnd>>>);
 
 impl TraceSink for ShortHits {
     fn write(&mut self, step: &StepTrace) {
-        self.0.lock().unwrap().extend(step.short_hits.iter().map(|(_, _, short)| *short));
+        self.0.lock().unwrap().extend(step.short_hits.iter().map(|(_, _, cache_end)| *cache_end));
     }
 }
 
@@ -135,7 +135,7 @@ fn a_trace_of_one_key_has_public_reasons_only() {
         // The tracer writes a record when the next step is scheduled.
         complete(&mut engine, request(&[9; 4]));
         let [all, own] = [all, own].map(|sink| sink.0.lock().unwrap().clone());
-        assert_eq!(all, [ShortHit::NeverComputed, ShortHit::OtherKey], "{kind}");
-        assert_eq!(own, [ShortHit::NeverComputed], "{kind}");
+        assert_eq!(all, [CacheEnd::NeverComputed, CacheEnd::OtherKey], "{kind}");
+        assert_eq!(own, [CacheEnd::NeverComputed], "{kind}");
     }
 }

@@ -66,13 +66,12 @@ fn states(random: &mut Random) -> StateConfig {
     }
 }
 
-/// The smallest pool of a window for four running sequences and two steps of 64 tokens in flight, so
-/// that retained sessions must yield.
-fn pool(window: u32, block: u32) -> WindowConfig {
-    let longest_draft = 5;
-    let of_sequence = window - 1 + longest_draft + 3 * block;
-    let capacity = (4 * of_sequence + 2 * 64).next_multiple_of(block);
-    WindowConfig { window, capacity, longest_draft }
+/// The smallest window pool for four running sequences and two steps of 64 tokens in flight, so
+/// that claims must evict retained sessions.
+fn window_pool(window: u32, block: u32) -> WindowConfig {
+    let config = WindowConfig { window, capacity: 0, longest_draft: 5 };
+    let capacity = 4 * config.slots_per_sequence(block) + 2 * 64;
+    WindowConfig { capacity: capacity.next_multiple_of(block), ..config }
 }
 
 /// A random engine, its description, and whether its policy reserves slots for all that a request
@@ -89,15 +88,15 @@ fn engine(kind: CacheKind, shape: &ToyShape, random: &mut Random) -> (Engine<Toy
         2 => Box::new(Chunked::new(24, Mixing::On { target: None })),
         _ => Box::new(Rectangular::new(RectangularConfig { chunk_size: 2 * block, ..Default::default() })),
     };
-    // The rectangular policy and caches of one sequence exclude window groups.
-    let has_pools = !kind.holds_one_sequence() && which != 3 && random.chance(60);
-    let pools = shape.windows.iter().filter(|_| has_pools);
+    // The rectangular policy and caches of one sequence do not support window groups.
+    let has_window_pools = !kind.holds_one_sequence() && which != 3 && random.chance(60);
+    let windows = shape.windows.iter().filter(|_| has_window_pools);
     let config = CacheConfig {
         block_size: block,
         sharing,
         dummy: which == 3,
         max_sequences: 12,
-        windows: pools.map(|window| pool(*window, block)).collect(),
+        windows: windows.map(|window| window_pool(*window, block)).collect(),
         states: shape.state.then(|| states(random)),
         ..CacheConfig::new(slots)
     };
@@ -237,9 +236,10 @@ impl Harness {
         self.engine.release_free_memory();
         let evicts = before.iter().zip(retained(&self.engine)).any(|(before, after)| after < *before);
         let admits = !self.engine.core().record().admitted.is_empty();
-        // The number of checkpoints limits the retained sessions, and claims evict for window slots.
-        let has_pools = !self.engine.core().cache().shape().windows.is_empty();
-        let may_evict = admits || !self.reserves || self.shape.state || has_pools;
+        // The number of checkpoints limits the retained sessions, and claims that lack window slots
+        // evict some.
+        let has_window_pools = !self.engine.core().cache().shape().windows.is_empty();
+        let may_evict = admits || !self.reserves || self.shape.state || has_window_pools;
         assert!(!evicts || may_evict, "{}: a step without admissions evicts", self.about);
         assert_eq!(self.engine.executor().violations().first(), None, "{}", self.about);
         self.engine.core().check_invariants().unwrap_or_else(|why| panic!("{}: {why}", self.about));

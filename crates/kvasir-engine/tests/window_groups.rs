@@ -1,9 +1,9 @@
-//! Models with window groups on the toy device: prefix hits at points of divergence, retained
-//! sessions, and what is refused. `tests/toy` and `tests/sessions.rs` run random workloads.
+//! Models with window groups on the toy device: prefix hits at points of divergence, sessions, K/V
+//! transfer, long drafts. `tests/toy` and `tests/sessions.rs` run random workloads.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use kvasir_engine::*;
-use kvasir_kv::{CacheConfig, CacheKind, GroupId, ShortHit, Token, WindowConfig, build};
+use kvasir_kv::{CacheConfig, CacheEnd, CacheKind, GroupId, Token, WindowConfig, build};
 use kvasir_sim::{Toy, ToyShape};
 use kvasir_testkit::complete::complete;
 
@@ -16,10 +16,14 @@ fn shape() -> ToyShape {
     ToyShape { windows: vec![WINDOW], state: false }
 }
 
-/// An engine that computes prompts in chunks of 8 tokens, with `slots` in its window group.
-fn engine(kind: CacheKind, slots: u32) -> Engine<Toy> {
+fn window_config(capacity: u32) -> WindowConfig {
+    WindowConfig { window: WINDOW, capacity, longest_draft: LONGEST_DRAFT }
+}
+
+/// An engine with chunks of 8 tokens and `window_slots` slots in its window group.
+fn engine(kind: CacheKind, window_slots: u32) -> Engine<Toy> {
     let block_size = if kind.is_block_based() { BLOCK } else { 1 };
-    let windows = vec![WindowConfig { window: WINDOW, capacity: slots, longest_draft: LONGEST_DRAFT }];
+    let windows = vec![window_config(window_slots)];
     let config = CacheConfig { block_size, windows, ..CacheConfig::new(1024) };
     let policy = Box::new(Chunked::new(8, Mixing::Off));
     let core = Core::new(Limits::default(), Order::Fcfs, policy, build(kind, &config).unwrap());
@@ -36,7 +40,8 @@ fn request(prompt: Vec<Token>, session: Option<u64>) -> Request {
     Request { tag: 1, prompt, params }
 }
 
-/// Completes a request, compares its answer, and returns its statistics.
+/// Completes a request, compares its answer with that of the request alone, and returns its
+/// statistics.
 fn completed(engine: &mut Engine<Toy>, request: Request) -> Summary {
     let expected = shape().alone(&request.prompt, request.params.max_tokens, true);
     let done = complete(engine, request);
@@ -46,12 +51,12 @@ fn completed(engine: &mut Engine<Toy>, request: Request) -> Summary {
     done.summary
 }
 
-fn held(engine: &Engine<Toy>) -> u32 {
+fn held_window_slots(engine: &Engine<Toy>) -> u32 {
     engine.core().cache().usage_of(GroupId(1)).held
 }
 
 #[test]
-fn the_second_prompt_to_diverge_at_a_length_hits_it() {
+fn a_prompt_hits_where_an_earlier_prompt_diverged() {
     for kind in BLOCK_KINDS {
         let mut engine = engine(kind, 256);
         let diverging = |first: Token| request([tokens(100, 40), tokens(first, 60)].concat(), None);
@@ -59,15 +64,15 @@ fn the_second_prompt_to_diverge_at_a_length_hits_it() {
         assert_eq!((first.cached, first.prefix.matched), (0, 0), "{kind}");
         let second = completed(&mut engine, diverging(300));
         assert_eq!((second.cached, second.prefix.matched), (0, 40), "{kind}");
-        assert_eq!(second.prefix.short, Some(ShortHit::WindowReleased), "{kind}");
+        assert_eq!(second.prefix.cache_end, Some(CacheEnd::WindowReleased), "{kind}");
         let third = completed(&mut engine, diverging(400));
         assert_eq!((third.cached, third.prefix.matched), (40, 40), "{kind}");
-        assert_eq!(third.prefix.short, Some(ShortHit::NeverComputed), "{kind}");
+        assert_eq!(third.prefix.cache_end, Some(CacheEnd::NeverComputed), "{kind}");
     }
 }
 
 #[test]
-fn prompts_hit_the_marks_of_others() {
+fn a_prompt_hits_at_the_mark_of_an_earlier_prompt() {
     for kind in BLOCK_KINDS {
         let mut engine = engine(kind, 256);
         let mut first = request(tokens(100, 100), None);
@@ -87,9 +92,9 @@ fn a_retained_session_continues_after_its_rows_were_released() {
             let done = completed(&mut engine, request(conversation.clone(), Some(1)));
             // The last output has no K/V yet, and whole blocks are retained.
             let block = engine.core().cache().shape().block_size;
-            let known = if turn == 0 { 0 } else { (conversation.len() as u32 - 9 - 1) / block * block };
-            assert_eq!(done.cached, known, "{kind}, turn {turn}");
-            assert!(held(&engine) <= WINDOW - 1 + LONGEST_DRAFT + 3 * BLOCK, "{kind}");
+            let retained = if turn == 0 { 0 } else { (conversation.len() as u32 - 9 - 1) / block * block };
+            assert_eq!(done.cached, retained, "{kind}, turn {turn}");
+            assert!(held_window_slots(&engine) <= window_config(0).slots_per_sequence(BLOCK), "{kind}");
             conversation.extend(shape().alone(&conversation, 4, true));
             conversation.extend(tokens(200, 9));
         }
@@ -100,7 +105,7 @@ fn a_retained_session_continues_after_its_rows_were_released() {
 }
 
 #[test]
-fn retained_sessions_yield_their_window_slots() {
+fn a_full_window_pool_evicts_the_oldest_sessions() {
     for kind in [CacheKind::Cells, CacheKind::Paged, CacheKind::Radix] {
         let mut engine = engine(kind, 64);
         for session in 1..=6 {
@@ -113,14 +118,14 @@ fn retained_sessions_yield_their_window_slots() {
 }
 
 #[test]
-fn transfers_are_refused() {
+fn kv_transfer_with_window_groups_is_refused() {
     for kind in BLOCK_KINDS {
-        let refused = engine(kind, 256).kv_layout().unwrap_err().to_string();
-        assert!(refused.contains("window groups"), "{refused}");
+        let error = engine(kind, 256).kv_layout().unwrap_err().to_string();
+        assert!(error.contains("window groups"), "{error}");
     }
 }
 
-/// Always proposes six tokens.
+/// Proposes more tokens than `LONGEST_DRAFT`.
 struct SixTokens;
 
 impl Drafter for SixTokens {
@@ -136,7 +141,7 @@ impl Drafter for SixTokens {
 }
 
 #[test]
-fn no_step_verifies_more_drafts_than_a_window_keeps_rows_for() {
+fn the_longest_draft_of_a_window_group_limits_drafts() {
     for kind in BLOCK_KINDS {
         let mut engine = engine(kind, 256).draft(Box::new(SixTokens)).unwrap().draft_width(DraftWidth::Fixed);
         let mut long = request(tokens(100, 30), None);

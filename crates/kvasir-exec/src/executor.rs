@@ -30,9 +30,11 @@ pub struct Step {
 }
 
 impl Step {
-    /// Rewrites the plan into explicit masks if an executor of these abilities does not accept the
-    /// kinds of its sections, and returns the original then. Fails, and changes nothing, if it
-    /// accepts neither.
+    /// Rewrites the plan into explicit masks and returns the original plan, unless an executor of
+    /// these abilities accepts the kinds of all sections.
+    ///
+    /// # Errors
+    /// The executor does not accept explicit masks either. The step is unchanged.
     pub fn lower(
         &mut self,
         abilities: &Abilities,
@@ -110,14 +112,15 @@ impl Step {
     }
 
     /// Checks that the plan has a section for each of an executor's `groups` window groups. A dummy
-    /// step may have none. An executor without window groups ignores the sections: the full section
-    /// has the same rows.
+    /// step may have none. An executor without window groups ignores the window sections, because
+    /// the section of the full group has the same rows.
     pub fn check_window_sections(&self, groups: usize) -> Result<(), StepError> {
         let sections = self.plan.windows.len();
         if groups == 0 || sections == groups || (sections == 0 && self.batch.is_dummy()) {
             return Ok(());
         }
-        Err(StepError::Failed(format!("plan of {sections} window sections for {groups} window groups")))
+        let why = format!("the plan has {sections} window sections for {groups} window groups");
+        Err(StepError::Failed(why))
     }
 }
 
@@ -141,7 +144,8 @@ pub struct Abilities {
     pub rectangles: bool,
     /// Whether it has a pool of recurrent states and reads the plan's state section.
     pub states: bool,
-    /// Whether it can have a KV pool per window group, and then reads the plan's window sections.
+    /// Whether it can have a KV pool per window group, and reads the plan's window sections if it
+    /// has.
     pub windows: bool,
 }
 
@@ -266,9 +270,9 @@ pub trait Executor {
     /// On success the output has one entry per row of the batch. On failure it says nothing, and
     /// the K and V that the step should have written are unspecified; later steps go on.
     fn wait(&mut self, pending: Self::Pending) -> (Box<Step>, Result<(), StepError>);
-    /// Returns the memory of free slots of a layer group to the system, as far as whole pages hold
-    /// nothing else. Every slot is written again before it is read, and no step in flight names
-    /// one. The default keeps the memory.
+    /// Returns the memory of free slots of a layer group to the system: all pages that hold nothing
+    /// else. No step in flight may name one of the slots, and later steps must write a slot before
+    /// they read it. The default keeps the memory.
     fn release(&mut self, group: GroupId, slots: &[Range<Slot>]) {
         let _ = (group, slots);
     }

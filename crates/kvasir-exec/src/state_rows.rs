@@ -3,9 +3,9 @@
 //!
 //! A step is valid if the following holds for every row except dummy rows:
 //!
-//! - `from`, `to`, the tail and the slots of saves are in the pool; `from` may also be in a frozen
-//!   pool that is attached, and a tail has room for the
-//!   `replay` tokens and for the draft tokens;
+//! - `from`, `to`, the tail and the slots of saves are in the pool, except that `from` may be in an
+//!   attached frozen pool;
+//! - a tail has room for the `replay` tokens and for the draft tokens;
 //! - `replay <= commit <= inputs`, the inputs after `commit` are the row's drafts, and they form a
 //!   chain;
 //! - the saves' input counts (`after`) increase and lie within `1 ..= commit`;
@@ -24,7 +24,7 @@ use kvasir_kv::{PlanRow, PoolId, Position, Slot, StateConfig, StateRow, StateSav
 #[derive(Clone, Debug)]
 pub struct StateRowValidator {
     config: StateConfig,
-    /// The frozen pools that rows may read, with their numbers of slots.
+    /// The attached frozen pools, each with its number of slots.
     frozen: Vec<(PoolId, u32)>,
     /// Every slot that the step writes, with the index of its row.
     written: Vec<(Slot, usize)>,
@@ -37,7 +37,8 @@ impl StateRowValidator {
         Self { config, frozen: Vec::new(), written: Vec::new(), tails: Vec::new() }
     }
 
-    /// Accepts rows that read a frozen pool of `slots` slots (the states of a shared prefix).
+    /// Attaches a frozen pool of `slots` slots (the states of a shared prefix), which rows may then
+    /// read.
     pub fn attach(&mut self, id: PoolId, slots: u32) {
         self.frozen.retain(|(other, _)| *other != id);
         self.frozen.push((id, slots));

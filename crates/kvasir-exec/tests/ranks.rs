@@ -1,11 +1,11 @@
-//! Collectives of ranks that are threads: rows that do not divide evenly, and many in a row.
+//! Collectives between [`ThreadRank`]s: shards of unequal width, and long sequences of collectives.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir_exec::{AllGatherBuffers, Ranks};
 use kvasir_testkit::ranks::ThreadRank;
 
 #[test]
-fn uneven_rows_are_gathered_without_padding() {
+fn shards_of_unequal_width_are_gathered_without_padding() {
     let gathered: Vec<Vec<f32>> = std::thread::scope(|s| {
         let run = |(at, rank): (usize, ThreadRank)| {
             s.spawn(move || {
@@ -21,12 +21,12 @@ fn uneven_rows_are_gathered_without_padding() {
         let running: Vec<_> = ThreadRank::all(3).into_iter().enumerate().map(run).collect();
         running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
     });
-    let want: Vec<f32> = (0..2).flat_map(|row| (0..7).map(move |n| (row * 10 + n) as f32)).collect();
-    assert!(gathered.iter().all(|all| *all == want), "{gathered:?}");
+    let expected: Vec<f32> = (0..2).flat_map(|row| (0..7).map(move |n| (row * 10 + n) as f32)).collect();
+    assert!(gathered.iter().all(|all| *all == expected), "{gathered:?}");
 }
 
 #[test]
-fn ranks_meet_again_and_again_and_all_get_the_same() {
+fn repeated_collectives_give_all_ranks_the_same_results() {
     let results: Vec<_> = std::thread::scope(|s| {
         let run = |(at, rank): (usize, ThreadRank)| {
             s.spawn(move || {
@@ -49,6 +49,6 @@ fn ranks_meet_again_and_again_and_all_get_the_same() {
         let n = n as f32;
         [6.0, 3.0 * n, 0.0, 1.0, 2.0, n, n, n]
     };
-    let want: Vec<f32> = (0..100).flat_map(round).collect();
-    assert!(results.iter().all(|seen| *seen == want), "{results:?}");
+    let expected: Vec<f32> = (0..100).flat_map(round).collect();
+    assert!(results.iter().all(|seen| *seen == expected), "{results:?}");
 }

@@ -108,7 +108,7 @@ impl Fleet {
         let watchdog = Watchdog::new(replicas, step_timeout);
         let router = RouterConfig {
             block_size: facts.block_size,
-            ends_at_checkpoints: facts.has_states,
+            hits_end_at_checkpoints: facts.has_states,
             ..RouterConfig::new(route)
         };
         let mut front = Front::new(RoleRouter::new(router, roles), replicas);

@@ -1,5 +1,6 @@
 //! KV events in vLLM's wire format: msgpack of `[ts, [event, ..], data_parallel_rank]`, each event a map
-//! with its name as `type`. vLLM has no events for checkpoints, so those are left out. Fields that have a default in vLLM and are unknown here are omitted.
+//! with its name as `type`. Fields that have a default in vLLM and are unknown here are omitted.
+//! Events of checkpoints (recurrent states) are not published: vLLM has none.
 
 use kvasir_kv::KvEvent;
 use serde::Serialize;
@@ -34,8 +35,8 @@ enum WireEvent<'a> {
 }
 
 impl<'a> WireEvent<'a> {
-    /// `None` for an event that the format lacks.
-    fn of(event: &'a KvEvent) -> Option<Self> {
+    /// Returns `None` for an event that vLLM does not have.
+    fn from_event(event: &'a KvEvent) -> Option<Self> {
         Some(match event {
             KvEvent::BlockStored { hashes, parent, tokens, block_size, salt } => Self::BlockStored {
                 block_hashes: hashes,
@@ -66,9 +67,9 @@ fn salt_keys(salt: u64, blocks: usize) -> Vec<Option<[String; 1]>> {
     keys
 }
 
-/// Encodes a batch; `time` is in seconds since 1970. `None` if it has no event of the format.
+/// Encodes a batch; `time` is in seconds since 1970. Returns `None` if vLLM has none of its events.
 pub(crate) fn encode_batch(time: f64, events: &[KvEvent], rank: usize) -> Option<Vec<u8>> {
-    let events: Vec<WireEvent<'_>> = events.iter().filter_map(WireEvent::of).collect();
+    let events: Vec<WireEvent<'_>> = events.iter().filter_map(WireEvent::from_event).collect();
     if events.is_empty() {
         return None;
     }
@@ -102,8 +103,8 @@ mod tests {
     fn checkpoints_are_not_published() {
         let (stored, cleared) = (KvEvent::CheckpointStored { hash: 7 }, KvEvent::AllBlocksCleared);
         assert_eq!(encode_batch(1.5, &[KvEvent::CheckpointRemoved { hash: 7 }], 0), None);
-        let both = encode_batch(1.5, &[stored, cleared.clone()], 0);
-        assert_eq!(both, encode_batch(1.5, &[cleared], 0));
+        let mixed = encode_batch(1.5, &[stored, cleared.clone()], 0);
+        assert_eq!(mixed, encode_batch(1.5, &[cleared], 0));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Kills a child process when its parent ends: Linux's parent-death signal (`PR_SET_PDEATHSIG`).
 //!
-//! A parent may end between the start of the child and the child's request for the signal, which
-//! then never comes. The parent therefore passes its process id in the environment variable
-//! [`PARENT`]. The child compares it with its parent's id after the request.
+//! If the parent ends before the child requests the signal, the kernel never sends it. The parent
+//! therefore passes its process id in the environment variable [`PARENT_VARIABLE`]. After the
+//! request the child compares it with the id of its current parent.
 
 use std::{
     ffi::OsStr,
@@ -11,12 +11,12 @@ use std::{
 };
 
 /// Environment variable with the process id of the parent.
-const PARENT: &str = "KVASIR_PARENT_PROCESS";
+const PARENT_VARIABLE: &str = "KVASIR_PARENT_PROCESS";
 
-/// Returns a command that runs `program` as a child which calls [`set_parent_death_signal`].
+/// Returns a command for a child process that calls [`set_parent_death_signal`].
 pub(crate) fn child_command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
-    command.env(PARENT, process::id().to_string());
+    command.env(PARENT_VARIABLE, process::id().to_string());
     command
 }
 
@@ -31,9 +31,9 @@ pub fn set_parent_death_signal() -> io::Result<()> {
     use rustix::process::{Signal, set_parent_process_death_signal};
     use std::{env, os::unix::process::parent_id};
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    match env::var_os(PARENT) {
+    match env::var_os(PARENT_VARIABLE) {
         Some(parent) if *parent != *parent_id().to_string() => {
-            Err(io::Error::other("the process that started this one has ended"))
+            Err(io::Error::other("the parent process has ended"))
         }
         _ => Ok(()),
     }

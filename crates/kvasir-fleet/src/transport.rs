@@ -1,7 +1,7 @@
 //! ZeroMQ sockets between the front and its workers, and their paths in the socket directory.
 //!
-//! A send does not wait for the worker: the library queues up to 100,000 messages per peer. So a
-//! suspended worker, whose socket is full, delays no message to another one.
+//! A send does not wait for the worker: the ZeroMQ library queues up to 100,000 messages per peer.
+//! A suspended worker, whose socket buffer is full, therefore delays no message to other workers.
 
 use crate::message::Header;
 use std::path::Path;
@@ -55,8 +55,9 @@ mod tests {
     use tokio::time::timeout;
     use zeromq::{SocketRecv, SocketSend, ZmqMessage};
 
-    /// More bytes than a socket buffers.
+    /// Number of messages; together they exceed the buffers of a socket.
     const MESSAGES: usize = 16;
+    /// Bytes per message.
     const BYTES: usize = 1 << 20;
 
     fn message(replica: u32, bytes: Vec<u8>) -> ZmqMessage {
@@ -73,7 +74,7 @@ mod tests {
             let (mut requests, _results) = bind(directory.path()).await.unwrap();
             let (mut suspended, _) = connect(directory.path(), 0, 0).await.unwrap();
             let (mut reading, _) = connect(directory.path(), 1, 0).await.unwrap();
-            // The front knows a peer when it has received its first message.
+            // The front can address a worker once it has received the worker's first message.
             for socket in [&mut suspended, &mut reading] {
                 socket.send("hello".into()).await.unwrap();
                 requests.recv().await.unwrap();

@@ -424,26 +424,20 @@ impl Checkpoint {
         self.parts(name).map(|(entry, _)| entry.range.len()).sum()
     }
 
-    /// Stored bytes that the programs read. A weight that several programs read counts once, by the
-    /// largest share.
+    /// Stored bytes that the programs read. Of a tensor that several programs read, the largest
+    /// fraction counts.
     pub fn bytes_read<'a>(&self, programs: impl IntoIterator<Item = &'a Program>) -> u64 {
-        let mut shares: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        let mut tensors: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for program in programs {
-            // A program may have several parts of one tensor.
-            let mut of_program: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-            for (weight, read) in program.weights.iter().zip(program.elements_read()) {
-                let share = of_program.entry(&weight.name).or_default();
-                *share = (share.0.saturating_add(read), weight.shape.iter().product());
-            }
-            for (name, (read, all)) in of_program {
-                let share = shares.entry(name).or_default();
-                *share = (read.max(share.0), all);
+            for (name, (read, all)) in program.tensor_elements_read() {
+                let most_read = tensors.get(name).map_or(0, |(most, _)| *most);
+                tensors.insert(name, (read.max(most_read), all));
             }
         }
         let bytes = |(name, (read, all)): (&str, (usize, usize))| {
             (self.stored_bytes(name) as u128 * read as u128 / (all as u128).max(1)) as u64
         };
-        shares.into_iter().map(bytes).sum()
+        tensors.into_iter().map(bytes).sum()
     }
 
     /// Prefaults the pages of some rows of a weight that will be read soon, in full.

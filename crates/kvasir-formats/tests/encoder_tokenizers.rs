@@ -87,14 +87,14 @@ fn unigram_vocabularies_survive_conversion_to_gguf() {
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(case.join(file), folder.join(file)).unwrap();
     }
-    let with_both = unigram_json();
-    let mut with_split = with_both.clone();
-    with_split["normalizer"] = Json::Null;
-    let mut with_spaces = with_split.clone();
-    with_spaces["pre_tokenizer"] = with_both["pre_tokenizer"]["pretokenizers"][1].clone();
+    let collapses_and_splits = unigram_json();
+    let mut splits = collapses_and_splits.clone();
+    splits["normalizer"] = Json::Null;
+    let mut keeps_spaces = splits.clone();
+    keeps_spaces["pre_tokenizer"] = collapses_and_splits["pre_tokenizer"]["pretokenizers"][1].clone();
     let file = folder.join("model.gguf");
     let load = |path: &Path| Checkpoint::open(path).unwrap().tokenizer().unwrap().unwrap();
-    for json in [with_both, with_split, with_spaces] {
+    for json in [collapses_and_splits, splits, keeps_spaces] {
         std::fs::write(folder.join("tokenizer.json"), json.to_string()).unwrap();
         convert(&folder, &file, &Rules::parse("f16", &[]).unwrap()).unwrap();
         let (from_json, from_gguf) = (load(&folder), load(&file));

@@ -1,5 +1,5 @@
-//! Converted files have the names and types without which llama.cpp refuses to load them. Each case
-//! is one that the other tests cannot see, since this crate reads both spellings.
+//! Converted GGUF files have the tensor names, metadata keys and types that llama.cpp requires. Other
+//! tests do not cover these cases, because this crate also reads files that llama.cpp refuses.
 #![allow(clippy::unwrap_used)]
 
 use kvasir_formats::{
@@ -9,7 +9,7 @@ use kvasir_formats::{
 use kvasir_testkit::paths::scratch;
 use std::path::{Path, PathBuf};
 
-/// Converts a checkpoint of `testdata`.
+/// Converts a checkpoint of `testdata` to GGUF in `folder`.
 fn converted(folder: &Path, checkpoint: &str) -> Gguf {
     let from = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../testdata").join(checkpoint);
     let to = folder.join("model.gguf");
@@ -18,7 +18,7 @@ fn converted(folder: &Path, checkpoint: &str) -> Gguf {
 }
 
 #[test]
-fn encoders_state_the_number_of_token_types() {
+fn encoders_have_the_token_type_count() {
     let folder = scratch(env!("CARGO_TARGET_TMPDIR"), "token-types");
     for (checkpoint, types) in [("encoders/embed_bert", 2), ("encoders/embed_xlmr", 1)] {
         let file = converted(&folder, checkpoint);
@@ -33,7 +33,7 @@ fn encoders_state_the_number_of_token_types() {
 }
 
 #[test]
-fn falcon_h1_has_a_norm_without_suffix() {
+fn falcon_h1_ffn_norm_has_no_weight_suffix() {
     let folder = scratch(env!("CARGO_TARGET_TMPDIR"), "norm-without-suffix");
     let file = converted(&folder, "models/falcon_h1");
     let has = |name: &str| file.tensors().iter().any(|tensor| tensor.name == name);
@@ -41,7 +41,7 @@ fn falcon_h1_has_a_norm_without_suffix() {
 }
 
 #[test]
-fn lists_of_layers_have_32_bit_numbers() {
+fn layer_lists_have_32_bit_elements() {
     let folder = scratch(env!("CARGO_TARGET_TMPDIR"), "lists-of-layers");
     let file = converted(&folder, "models/qwen4_exp");
     let layers = file.get("qwen4exp.ple.layers");

@@ -132,12 +132,12 @@ impl Cache for Contiguous {
     }
 
     fn rows_to_freeze(&self) -> Result<FrozenRows, CacheError> {
-        match () {
-            () if self.single.is_in_flight() => Err(CacheError::InFlight),
-            () if self.shape.rings.is_some() => {
-                Err(CacheError::BadConfig("a cache with rings cannot be frozen"))
-            }
-            () => Ok(FrozenRows { rows: self.rows(), states: Vec::new() }),
+        if self.single.is_in_flight() {
+            Err(CacheError::InFlight)
+        } else if self.shape.rings.is_some() {
+            Err(CacheError::BadConfig("a cache with rings cannot be frozen"))
+        } else {
+            Ok(FrozenRows { rows: self.rows(), states: Vec::new() })
         }
     }
 }

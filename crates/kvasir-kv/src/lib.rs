@@ -72,6 +72,7 @@ pub use crate::blocks::radix::tree::{NodeId, RadixTree, Reached};
 pub use crate::cells::Cells;
 pub use crate::contiguous::Contiguous;
 pub use crate::contract::cache::{Cache, CacheShape, ClaimRow};
+pub use crate::contract::cache_end::CacheEnd;
 pub use crate::contract::capabilities::{
     Anchors, Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, Tree, VictimSearch, Victims,
 };
@@ -89,7 +90,6 @@ pub use crate::contract::plan::Plan;
 pub use crate::contract::plan_table::PlanTable;
 pub use crate::contract::rings::Rings;
 pub use crate::contract::section::{Layout, PlanKind, PlanRow, Section, Segment, SlotCopy};
-pub use crate::contract::short_hit::ShortHit;
 pub use crate::contract::span::Span;
 pub use crate::contract::state_section::{StateRow, StateSave, StateSection};
 pub use crate::contract::usage::{BlockUse, PoolUsage};

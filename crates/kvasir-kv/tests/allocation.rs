@@ -1,5 +1,5 @@
-//! A steady decode step of a block cache makes no heap allocation (counting global allocator), also
-//! with recurrent states of which each step evicts some.
+//! A steady decode step of a block cache makes no heap allocation (counting global allocator), even
+//! if each step evicts checkpoints of recurrent states.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,6 +1,6 @@
 //! Overflow of the KV event log: the current contents replace its events, and a mirror then holds
 //! exactly the prefixes that lookups can hit.
-#![allow(clippy::unwrap_used)] // helpers of tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use kvasir_kv::{
     Cache, CacheConfig, CacheKind, ClaimRow, KvEvent, Lookup, StepId, Token, block_hash, build, prefix_hashes,

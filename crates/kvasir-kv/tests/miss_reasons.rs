@@ -5,7 +5,7 @@
 
 use kvasir_kv::blocks::{BlockCache, BlockConfig, Index};
 use kvasir_kv::{
-    Cache, CacheConfig, CacheKind, ClaimRow, Lookup, Paged, Prefix, Radix, ShortHit, StateConfig, StepId,
+    Cache, CacheConfig, CacheEnd, CacheKind, ClaimRow, Lookup, Paged, Prefix, Radix, StateConfig, StepId,
     Token, build,
 };
 use kvasir_testkit::Random;
@@ -33,7 +33,7 @@ struct Simulation<I: Index> {
     published: HashSet<(u64, Vec<Token>)>,
     step: u64,
     /// Number of hits by reason.
-    seen: [u32; ShortHit::ALL.len()],
+    seen: [u32; CacheEnd::ALL.len()],
 }
 
 impl<I: Index> Simulation<I> {
@@ -48,24 +48,24 @@ impl<I: Index> Simulation<I> {
         assert_eq!(hit.matched, hit.tokens);
         let next = hit.tokens as usize + self.block;
         if next >= prompt.len() {
-            assert_eq!(hit.short, None, "{prompt:?} of tenant {salt} is cached as far as possible");
+            assert_eq!(hit.cache_end, None, "{prompt:?} of tenant {salt} is cached as far as possible");
             return;
         }
         let next = &prompt[..next];
         let others: Vec<u64> = (0..SALTS).filter(|&other| other != salt && self.finds(next, other)).collect();
-        let short = hit.short.unwrap();
+        let cache_end = hit.cache_end.unwrap();
         if self.published.contains(&(salt, next.to_vec())) {
-            assert_eq!(short, ShortHit::Evicted, "{next:?} of tenant {salt}");
+            assert_eq!(cache_end, CacheEnd::Evicted, "{next:?} of tenant {salt}");
         } else if !others.is_empty() {
-            assert_eq!(short, ShortHit::OtherKey, "{next:?} of tenant {salt}, cached for {others:?}");
+            assert_eq!(cache_end, CacheEnd::OtherKey, "{next:?} of tenant {salt}, cached for {others:?}");
             assert!(others.contains(&hit.other_salt));
         } else {
-            assert_eq!(short, ShortHit::NeverComputed, "{next:?} of tenant {salt}");
+            assert_eq!(cache_end, CacheEnd::NeverComputed, "{next:?} of tenant {salt}");
         }
-        self.seen[short as usize] += 1;
+        self.seen[cache_end as usize] += 1;
     }
 
-    fn run(mut self, seed: u64) -> [u32; ShortHit::ALL.len()] {
+    fn run(mut self, seed: u64) -> [u32; CacheEnd::ALL.len()] {
         let mut random = Random::new(seed);
         for _ in 0..60 {
             let len = 1 + random.below(24) as usize;
@@ -87,7 +87,7 @@ impl<I: Index> Simulation<I> {
 }
 
 fn run_seeds<I: Index>(new: fn(BlockConfig) -> BlockCache<I>) {
-    let mut seen = [0; ShortHit::ALL.len()];
+    let mut seen = [0; CacheEnd::ALL.len()];
     for seed in 1..=300 {
         let block_size = 1 + (seed % 4) as u32;
         // The pool is small enough that claims evict, and large enough that the history covers all
@@ -104,8 +104,8 @@ fn run_seeds<I: Index>(new: fn(BlockConfig) -> BlockCache<I>) {
         });
         seen.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
     }
-    let each = [ShortHit::Evicted, ShortHit::OtherKey, ShortHit::NeverComputed];
-    assert!(each.iter().all(|&short| seen[short as usize] > 100), "{seen:?}");
+    let each = [CacheEnd::Evicted, CacheEnd::OtherKey, CacheEnd::NeverComputed];
+    assert!(each.iter().all(|&cache_end| seen[cache_end as usize] > 100), "{seen:?}");
 }
 
 #[test]
@@ -135,15 +135,15 @@ fn hybrid_hits_distinguish_absent_from_evicted_checkpoints() {
         let mut diverging = prompt(1, 65);
         diverging[63] = 8;
         let hit = cache.prefix().unwrap().lookup(&diverging, 0);
-        assert_eq!((hit.tokens, hit.matched, hit.short), (0, 48, Some(ShortHit::NoCheckpoint)), "{kind}");
+        assert_eq!((hit.tokens, hit.matched, hit.cache_end), (0, 48, Some(CacheEnd::NoCheckpoint)), "{kind}");
         compute(&mut *cache, &mut step, &diverging, 0, 65);
         let hit = cache.prefix().unwrap().lookup(&diverging, 0);
-        assert_eq!((hit.tokens, hit.matched, hit.short), (64, 64, None), "{kind}");
+        assert_eq!((hit.tokens, hit.matched, hit.cache_end), (64, 64, None), "{kind}");
         // With one checkpoint slot, the checkpoint of the longer prompt evicts the older one.
         let mut cache = hybrid(kind, 1);
         compute(&mut *cache, &mut step, &prompt(1, 48), 0, 48);
         compute(&mut *cache, &mut step, &prompt(2, 320), 0, 320);
         let hit = cache.prefix().unwrap().lookup(&prompt(1, 49), 0);
-        assert_eq!((hit.tokens, hit.matched, hit.short), (0, 48, Some(ShortHit::Evicted)), "{kind}");
+        assert_eq!((hit.tokens, hit.matched, hit.cache_end), (0, 48, Some(CacheEnd::Evicted)), "{kind}");
     }
 }

@@ -31,7 +31,7 @@ fn prefix() -> SharedPrefix {
 
 const STATES: StateConfig = StateConfig { live: 3, checkpoints: 6, tail_rows: 4, interval: 8 };
 
-/// The same with recurrent states at 40 and 64 and at its end.
+/// A prefix of two parts with recurrent states at 40, at 64 and at its end.
 fn prefix_with_states() -> SharedPrefix {
     let config = CacheConfig { states: Some(STATES), ..CacheConfig::new(64) };
     let cache = || build(CacheKind::Contiguous, &config).unwrap();
@@ -64,7 +64,7 @@ struct Twins {
     plans: u32,
     explicit: u32,
     /// Number of plans that read the prefix's state.
-    frozen: u32,
+    frozen_state_reads: u32,
     /// Number of checks that found the last plan stale.
     staled: u32,
     /// The last plan of each.
@@ -93,7 +93,7 @@ impl Twins {
             claimed,
             plans: 0,
             explicit: 0,
-            frozen: 0,
+            frozen_state_reads: 0,
             staled: 0,
             last,
         }
@@ -225,9 +225,9 @@ impl Twins {
         from_zero.rows.iter_mut().for_each(|row| row.from = row.from.or(frozen));
         assert_eq!(from_zero, states);
         assert_eq!(self.has_states, !states.is_empty());
-        let starts = |row: &StateRow| row.from.is_none();
-        assert!(!states.rows.iter().any(starts), "a sequence starts from the prefix's state");
-        self.frozen += u32::from(frozen.is_some());
+        let starts_from_zeros = |row: &StateRow| row.from.is_none();
+        assert!(!states.rows.iter().any(starts_from_zeros), "a sequence starts from the prefix's state");
+        self.frozen_state_reads += u32::from(frozen.is_some());
         alone.states = from_zero;
         self.last = [alone, behind];
     }
@@ -269,13 +269,13 @@ fn random_operations_cover_trees_and_plans() {
             let mut twins = Twins::new(*kind, has_states);
             (0..600).for_each(|_| twins.verb((below(34) as u8, below(1000), below(1000), below(1000))));
             assert!(twins.plans > 20, "{kind}: {} plans", twins.plans);
-            assert!(twins.staled > 20, "{kind}: {} looks at a stale plan", twins.staled);
+            assert!(twins.staled > 20, "{kind}: {} checks of a stale plan", twins.staled);
             assert!(*kind == CacheKind::Contiguous || has_states || twins.explicit > 0, "{kind} ran no tree");
             assert_eq!(
-                twins.frozen > 5,
+                twins.frozen_state_reads > 5,
                 has_states,
                 "{kind}: {} plans read the prefix's state",
-                twins.frozen
+                twins.frozen_state_reads
             );
         }
     }
@@ -318,10 +318,10 @@ fn no_operation_changes_the_shared_prefix() {
 }
 
 #[test]
-fn a_prefix_without_states_is_refused_by_a_cache_that_has_them() {
+fn a_cache_with_states_refuses_a_prefix_without_them() {
     let config = CacheConfig { states: Some(STATES), ..config(CacheKind::Paged) };
-    let why = prefix().under(build(CacheKind::Paged, &config).unwrap()).err();
-    assert!(matches!(why, Some(CacheError::BadConfig(why)) if why.contains("no recurrent state")));
+    let error = prefix().under(build(CacheKind::Paged, &config).unwrap()).err();
+    assert!(matches!(error, Some(CacheError::BadConfig(reason)) if reason.contains("no recurrent state")));
     // No multiple of 5 up to the end has a state.
     let odd = CacheConfig { block_size: 5, ..config.clone() };
     let short = CacheConfig { states: Some(STATES), ..CacheConfig::new(64) };

@@ -62,13 +62,13 @@ impl Pool {
         Self { layers: layers.iter().zip(&grouping.of_layer).map(layer).collect() }
     }
 
-    /// The group in whose slots a layer's rows are.
+    /// The group whose slots hold a layer's rows.
     pub(crate) fn group(&self, layer: LayerId) -> GroupId {
         self.layers[layer.0 as usize].group
     }
 
-    /// Number of layer groups up to the last one that has a layer. If it is 1, a slot is a row of
-    /// all layers.
+    /// Number of layer groups up to the last one that has a layer. If it is 1, a slot holds a row
+    /// of every layer.
     pub(crate) fn group_count(&self) -> usize {
         self.layers.iter().map(|layer| layer.group.index() + 1).max().unwrap_or(1)
     }

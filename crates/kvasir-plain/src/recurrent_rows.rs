@@ -2,7 +2,7 @@
 //!
 //! For each row except dummy rows, as `kvasir_kv::StateSection` specifies:
 //!
-//! 1. Read the state of slot `from`, of this pool or that of a shared prefix, or zeros.
+//! 1. Read the state of slot `from`, in the own pool or that of a shared prefix, or zeros.
 //! 2. Collect the inputs: the first `replay` rows of the tail, then the queries after the first
 //!    `skip`.
 //! 3. Apply the inputs in order. Each query writes its result; results of skipped queries stay

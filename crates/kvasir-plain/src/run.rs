@@ -3,7 +3,8 @@
 //!
 //! 1. Apply the plan's slot copies (`moves`), group by group.
 //! 2. For each op, compute its result into the buffer of its value. Attention first writes K and V
-//!    to the slots that the plan names for its layer group; recurrent ops read and write the plan's states (`recurrent_rows.rs`).
+//!    to the slots that the plan names for its layer group. Recurrent ops read and write the plan's
+//!    states (`recurrent_rows.rs`).
 //!
 //! It defines the reference semantics of every op in `kvasir_program::Op`.
 
@@ -52,7 +53,7 @@ pub(crate) struct Run<'a> {
     pub(crate) job: Job<'a>,
     own: &'a mut Pool,
     pub(crate) states: &'a mut StatePool,
-    /// The sections of the executor's layer groups. A dummy step has none of window groups.
+    /// The plan sections of the executor's layer groups. A dummy step lacks those of window groups.
     sections: Vec<&'a Section>,
     /// The reads of all rows, by layer group.
     reads: Vec<Vec<Reads<'a>>>,
@@ -101,7 +102,7 @@ impl<'a> Run<'a> {
                     self.routes.insert(*out, routes);
                 }
                 Op::SelectKeys { q, k, weights, layer, top_k, pool, out } => {
-                    self.keep(*k, *layer, Part::Index);
+                    self.write_kv(*k, *layer, Part::Index);
                     let pool = pool.map(|pool| self.resolve_key_pool(pool));
                     let indexer = Indexer { layer: *layer, top_k: *top_k, pool, kv_pools: self.pools() };
                     let selection = self.select(*q, *weights, &indexer);
@@ -141,12 +142,12 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         if let Op::UpdateAndAttend { k, v, layer, .. } = op {
-            k.iter().for_each(|k| self.keep(*k, *layer, Part::Key));
-            v.iter().for_each(|v| self.keep(*v, *layer, Part::Value));
+            k.iter().for_each(|k| self.write_kv(*k, *layer, Part::Key));
+            v.iter().for_each(|v| self.write_kv(*v, *layer, Part::Value));
         }
         if let Op::CompressedAttend { k, row, layer, .. } = op {
-            self.keep(*k, *layer, Part::Key);
-            row.iter().for_each(|row| self.keep(*row, *layer, Part::Index));
+            self.write_kv(*k, *layer, Part::Key);
+            row.iter().for_each(|row| self.write_kv(*row, *layer, Part::Index));
         }
         let rows = if value.rows == Rows::Tokens { self.job.tokens.len() } else { self.sampled.len() };
         // Taking the buffer is safe: the buffer plan never assigns a result the buffer of an
@@ -241,7 +242,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Combines the partial rows of all ranks. Without other ranks it copies them.
+    /// All-gathers (`Join`) or all-reduces (`Sum`) rows over the ranks. Without ranks, copies them.
     fn collect(&self, x: ValueId, how: Collective, y: &mut [f32], width: usize) -> Result<(), StepError> {
         let rows = self.value(x);
         match (how, self.job.ranks) {
@@ -264,7 +265,7 @@ impl<'a> Run<'a> {
     }
 
     /// Writes each token's row of a value to its KV slot.
-    fn keep(&mut self, value: ValueId, layer: LayerId, part: Part) {
+    fn write_kv(&mut self, value: ValueId, layer: LayerId, part: Part) {
         let Some(buffer) = self.job.buffers.of_value[value.0 as usize] else { return };
         let Some(section) = self.sections.get(self.own.group(layer).index()) else { return };
         let rows = self.memory[buffer].chunks_exact(self.width(value));

@@ -8,7 +8,7 @@ use crate::math::{add_scaled, dot};
 
 /// A program's weights in f32. Programs of one checkpoint share them by name.
 pub(crate) struct Weights {
-    /// By `WeightId`: the tensor, and the elements of it that are the weight.
+    /// By `WeightId`: the tensor, and the range of its elements that belongs to the weight.
     data: Vec<(Arc<Vec<f32>>, Range<usize>)>,
 }
 

@@ -1,5 +1,5 @@
-//! Sharded programs of recurrent models: states and weights of each rank, collectives, and what is
-//! replicated.
+//! Sharded programs of recurrent models: states and weights of each rank, collectives, replicated
+//! layers.
 #![allow(clippy::unwrap_used)] // helpers outside of test functions
 
 use kvasir_program::{Collective, Model, Op, Program, Source};
@@ -61,14 +61,14 @@ fn ranks_divide_the_heads_of_a_gated_delta_rule() {
 }
 
 #[test]
-fn ranks_of_shared_key_heads_compute_them_twice() {
-    // Two ranks per key head: both store the inputs of its convolution.
+fn ranks_that_share_a_key_head_both_compute_it() {
+    // Two ranks read each key head, and both store the state of its convolution.
     let whole = target(qwen3_5(2, 8));
     let part = whole.for_rank(3, 4).unwrap();
-    let matrices = 6 * 8 * 128 * 128;
-    let convolutions = |heads: usize| 6 * 3 * heads * 128;
-    assert_eq!(whole.state_elements(), matrices + convolutions(2 + 2 + 8));
-    assert_eq!(part.state_elements(), matrices / 4 + convolutions(1 + 1 + 2));
+    let delta_states = 6 * 8 * 128 * 128;
+    let conv_states = |heads: usize| 6 * 3 * heads * 128;
+    assert_eq!(whole.state_elements(), delta_states + conv_states(2 + 2 + 8));
+    assert_eq!(part.state_elements(), delta_states / 4 + conv_states(1 + 1 + 2));
 }
 
 #[test]
@@ -83,10 +83,10 @@ fn tiled_value_heads_are_divided_into_ranges() {
         });
         forms.collect::<Vec<_>>()
     };
-    // A range of 16 value heads reads all 16 key heads, one of 8 reads 8.
+    // A range of 16 value heads reads all 16 key heads; a range of 8 value heads reads 8.
     assert_eq!(heads(&whole.for_rank(1, 2).unwrap()), [(16, 16); 6]);
     assert_eq!(heads(&whole.for_rank(1, 4).unwrap()), [(8, 8); 6]);
-    // A range of two thirds of the key heads begins and ends inside a tile.
+    // A rank's 8 value heads begin or end inside a tile of 12, so the recurrence is replicated.
     let mut source = Source::of_config(qwen3_5(12, 24));
     (source.layout.ssm_tensors, source.layout.tiled_value_heads) = (true, true);
     let whole = Model::build(&source).unwrap().target;
@@ -94,7 +94,7 @@ fn tiled_value_heads_are_divided_into_ranges() {
 }
 
 #[test]
-fn heads_that_ranks_do_not_divide_are_replicated() {
+fn heads_that_are_not_divisible_by_ranks_are_replicated() {
     let whole = target(qwen3_5(16, 16));
     let part = whole.for_rank(1, 3).unwrap();
     assert_eq!(part.state_elements(), whole.state_elements());
@@ -105,7 +105,7 @@ fn heads_that_ranks_do_not_divide_are_replicated() {
 
 #[test]
 fn a_norm_over_all_heads_needs_an_all_gather() {
-    // Two Mamba layers. With eight groups, ranks have whole groups of the norm.
+    // Two Mamba layers. With eight groups, each rank has whole groups of the norm.
     for (groups, gathers) in [(8, 1), (1, 1 + 2)] {
         let whole = target(nemotron_h(groups));
         let part = whole.for_rank(1, 4).unwrap();
@@ -125,8 +125,8 @@ fn a_norm_over_all_heads_needs_an_all_gather() {
 fn heads_that_end_inside_a_quantization_block_are_gathered() {
     // Three heads of 128 columns per rank, and blocks of 256.
     let mut source = Source::of_config(qwen3_5(6, 6));
-    let names = Model::build(&source).unwrap().target.weights;
-    let outputs = names.into_iter().filter(|weight| weight.name.ends_with("linear_attn.out_proj.weight"));
+    let weights = Model::build(&source).unwrap().target.weights;
+    let outputs = weights.into_iter().filter(|weight| weight.name.ends_with("linear_attn.out_proj.weight"));
     source.blocks = outputs.map(|weight| (weight.name, 256)).collect();
     let whole = Model::build(&source).unwrap().target;
     let parts = [0, 1].map(|rank| whole.for_rank(rank, 2).unwrap());

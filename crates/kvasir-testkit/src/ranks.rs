@@ -1,5 +1,5 @@
-//! [`ThreadRank`]: collectives of ranks that are threads of one process. The reference for those over
-//! shared memory, and what tests of a divided model run on.
+//! [`ThreadRank`]: collectives of ranks that are threads of one process. The reference for the
+//! collectives over shared memory; tests of sharded models run on it.
 //!
 //! 1. Each rank copies its rows into its own slot.
 //! 2. All ranks wait at a barrier.
@@ -14,10 +14,11 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 /// One rank of several that are threads of one process.
 pub struct ThreadRank {
     rank: usize,
-    meeting: Arc<Meeting>,
+    shared: Arc<Shared>,
 }
 
-struct Meeting {
+/// What the ranks share.
+struct Shared {
     /// The latest contribution of each rank.
     rows: Vec<Mutex<Vec<f32>>>,
     barrier: Barrier,
@@ -28,40 +29,40 @@ impl ThreadRank {
     /// blocks on a barrier.
     pub fn all(count: usize) -> Vec<Self> {
         let rows = (0..count).map(|_| Mutex::default()).collect();
-        let meeting = Arc::new(Meeting { rows, barrier: Barrier::new(count) });
-        (0..count).map(|rank| Self { rank, meeting: Arc::clone(&meeting) }).collect()
+        let shared = Arc::new(Shared { rows, barrier: Barrier::new(count) });
+        (0..count).map(|rank| Self { rank, shared: Arc::clone(&shared) }).collect()
     }
 
-    /// Publishes `rows`, waits for all ranks, and passes each rank's rows to `take` in rank order.
-    fn meet(&self, rows: &[f32], mut take: impl FnMut(usize, &[f32])) {
-        let of = |rank: usize| self.meeting.rows[rank].lock().unwrap_or_else(PoisonError::into_inner);
-        let mut own = of(self.rank);
+    /// Publishes `rows`, waits for all ranks, and passes each rank's rows to `visit` in rank order.
+    fn exchange(&self, rows: &[f32], mut visit: impl FnMut(usize, &[f32])) {
+        let rows_of = |rank: usize| self.shared.rows[rank].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = rows_of(self.rank);
         own.clear();
         own.extend_from_slice(rows);
         drop(own);
-        self.meeting.barrier.wait();
-        (0..self.count()).for_each(|rank| take(rank, &of(rank)));
+        self.shared.barrier.wait();
+        (0..self.count()).for_each(|rank| visit(rank, &rows_of(rank)));
         // No rank may publish its next rows while another still reads these.
-        self.meeting.barrier.wait();
+        self.shared.barrier.wait();
     }
 }
 
 impl Ranks for ThreadRank {
     fn count(&self) -> usize {
-        self.meeting.rows.len()
+        self.shared.rows.len()
     }
 
     fn all_reduce(&self, rows: &mut [f32]) -> Result<(), StepError> {
         let own = rows.to_vec();
         rows.fill(0.0);
-        self.meet(&own, |_, theirs| rows.iter_mut().zip(theirs).for_each(|(sum, v)| *sum += v));
+        self.exchange(&own, |_, addends| rows.iter_mut().zip(addends).for_each(|(sum, v)| *sum += v));
         Ok(())
     }
 
     fn all_gather(&self, rows: &[f32], width: usize, all: &mut [f32]) -> Result<(), StepError> {
         let stride = width * self.count();
-        self.meet(rows, |rank, theirs| {
-            for (all, row) in all.chunks_exact_mut(stride.max(1)).zip(theirs.chunks_exact(width.max(1))) {
+        self.exchange(rows, |rank, shards| {
+            for (all, row) in all.chunks_exact_mut(stride.max(1)).zip(shards.chunks_exact(width.max(1))) {
                 all[rank * width..][..width].copy_from_slice(row);
             }
         });

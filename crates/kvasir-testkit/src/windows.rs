@@ -16,13 +16,15 @@ use kvasir_kv::{
 use std::ops::Range;
 
 /// Maximum number of sequences.
-const SEQUENCES: usize = 4;
+const MAX_SEQUENCES: usize = 4;
 /// Maximum number of drafts per row.
-const DRAFTS: u32 = 3;
+const MAX_DRAFTS: u32 = 3;
+/// Tokens per block.
 const BLOCK: u32 = 8;
+/// Slots of the full group.
 const CAPACITY: u32 = 768;
-/// Length from which on a sequence only ends.
-const LONGEST: usize = 150;
+/// A sequence of more tokens is closed.
+const MAX_LEN: usize = 150;
 
 /// The executors of the two caches.
 pub trait Executors {
@@ -33,12 +35,12 @@ pub trait Executors {
     fn release(&mut self, group: GroupId, slots: &[Range<Slot>]);
 }
 
-/// The window groups of a cache for windows of these lengths, ascending. Sequences that exceed
-/// `SEQUENCES` windows in total reuse slots.
+/// The window groups of a cache for windows of these lengths, ascending. Each has slots for the
+/// windows of `MAX_SEQUENCES` sequences, so longer sequences must reuse slots.
 pub fn window_configs(windows: &[u32]) -> Vec<WindowConfig> {
     let config = |&window: &u32| {
-        let blocks = (window + DRAFTS + BLOCK).div_ceil(BLOCK) + 3;
-        WindowConfig { window, capacity: SEQUENCES as u32 * blocks * BLOCK, longest_draft: DRAFTS }
+        let blocks = (window + MAX_DRAFTS + BLOCK).div_ceil(BLOCK) + 3;
+        WindowConfig { window, capacity: MAX_SEQUENCES as u32 * blocks * BLOCK, longest_draft: MAX_DRAFTS }
     };
     windows.iter().map(config).collect()
 }
@@ -49,7 +51,7 @@ pub fn windowed_cache(kind: CacheKind, windows: Vec<WindowConfig>) -> Box<dyn Ca
     build(kind, &config).unwrap()
 }
 
-/// A sequence of both caches.
+/// A sequence that both caches have.
 struct Sequence {
     /// Its id in the cache without and with window groups.
     ids: [SeqId; 2],
@@ -61,11 +63,13 @@ struct Caches<'e> {
     random: Random,
     caches: [Box<dyn Cache>; 2],
     sequences: Vec<Sequence>,
-    /// Tokens of a closed sequence whose blocks were published.
+    /// Tokens of the sequence whose blocks were published last.
     published: Vec<Token>,
     executors: &'e mut dyn Executors,
     next_step: u64,
+    /// Number of tokens fed to the executors.
     fed: u32,
+    /// Number of sequences that began with a prefix hit.
     hits: u32,
 }
 
@@ -78,25 +82,25 @@ pub fn check_random_operations(
     executors: &mut dyn Executors,
 ) {
     let groups = window_configs(windows);
-    let widest: u32 = groups.iter().map(|config| config.capacity).max().unwrap_or(0);
+    let most_slots: u32 = groups.iter().map(|config| config.capacity).max().unwrap_or(0);
     let caches = [windowed_cache(kind, Vec::new()), windowed_cache(kind, groups)];
     let (sequences, published) = (Vec::new(), Vec::new());
     let random = Random::new(seed);
     let mut caches =
         Caches { random, caches, sequences, published, executors, next_step: 1, fed: 0, hits: 0 };
     for _ in 0..operations {
-        caches.operate();
+        caches.run_operation();
         caches.caches[1].check().unwrap();
     }
-    assert!(caches.fed > 2 * widest, "{} tokens do not reuse {widest} slots", caches.fed);
+    assert!(caches.fed > 2 * most_slots, "{} tokens are too few to reuse {most_slots} slots", caches.fed);
     if kind != CacheKind::Cells {
-        assert!(caches.hits > 0, "no prefix was found in the cache");
+        assert!(caches.hits > 0, "no sequence began with a prefix hit");
     }
 }
 
 impl Caches<'_> {
-    fn operate(&mut self) {
-        if self.sequences.len() < SEQUENCES && (self.sequences.is_empty() || self.random.one_in(6)) {
+    fn run_operation(&mut self) {
+        if self.sequences.len() < MAX_SEQUENCES && (self.sequences.is_empty() || self.random.one_in(6)) {
             return self.open();
         }
         match self.random.below(12) {
@@ -106,14 +110,15 @@ impl Caches<'_> {
             3 => self.release(),
             _ => self.feed(),
         }
-        self.end_long_sequences();
+        self.close_long_sequences();
     }
 
+    /// The index of a random sequence.
     fn pick(&mut self) -> usize {
         self.random.below(self.sequences.len() as u64) as usize
     }
 
-    /// Opens a sequence, and attaches the part of a published one that both caches have.
+    /// Opens a sequence, and attaches the longest prefix of a published one that both caches have.
     fn open(&mut self) {
         let ids = [0, 1].map(|cache| self.caches[cache].open().unwrap());
         let mut tokens = Vec::new();
@@ -121,7 +126,7 @@ impl Caches<'_> {
             let len = self.random.between(1, self.published.len() as u32) as usize;
             let prompt = [&self.published[..len], &[self.random.between(0, 499)]].concat();
             let mut limit = u32::MAX;
-            // The joined cache finds all that the cache with windows finds.
+            // The cache without window groups finds at least the prefix that the other one finds.
             for cache in [1, 0] {
                 let prefix = self.caches[cache].prefix().unwrap();
                 let hit = prefix.attach(ids[cache], &prompt, 0, limit, Lookup::default()).unwrap();
@@ -144,10 +149,11 @@ impl Caches<'_> {
         for at in &chosen {
             let count = if self.random.one_in(3) { self.random.between(1, 20) } else { 1 };
             let tokens: Vec<Token> = (0..count).map(|_| self.random.between(0, 499)).collect();
-            let drafts = if self.random.one_in(3) { (count - 1).min(DRAFTS) } else { 0 };
+            let drafts = if self.random.one_in(3) { (count - 1).min(MAX_DRAFTS) } else { 0 };
             inputs.push(RowInput { drafts, ..row_input(self.sequences[*at].ids[1], &tokens) });
         }
-        // Claims and cancels the step first, on both caches, so that both evict the same blocks.
+        // Claims and cancels the step on both caches first: a step that one of them refuses runs on
+        // neither.
         for cache in [1, 0] {
             let claims = inputs.iter().zip(&chosen).map(|(input, at)| ClaimRow {
                 drafts: input.drafts,
@@ -172,7 +178,7 @@ impl Caches<'_> {
             logits.push(self.executors.run(cache, step));
             self.caches[cache].retire(StepId(id)).unwrap();
         }
-        assert!(logits[0] == logits[1], "step {id} has other logits with window groups");
+        assert!(logits[0] == logits[1], "logits of step {id} differ with window groups");
         for (input, at) in inputs.iter().zip(&chosen) {
             self.fed += input.tokens.len() as u32;
             let rejected = self.random.between(0, input.drafts);
@@ -192,16 +198,16 @@ impl Caches<'_> {
     fn fork(&mut self) {
         let at = self.pick();
         let Sequence { ids, tokens } = &self.sequences[at];
-        if self.sequences.len() == SEQUENCES || tokens.is_empty() {
+        if self.sequences.len() == MAX_SEQUENCES || tokens.is_empty() {
             return;
         }
-        let Ok(fork) = self.caches[1].sequences().unwrap().fork(ids[1], 1) else { return };
-        let joined = self.caches[0].sequences().unwrap().fork(ids[0], 1).unwrap();
+        let Ok(windowed) = self.caches[1].sequences().unwrap().fork(ids[1], 1) else { return };
+        let full = self.caches[0].sequences().unwrap().fork(ids[0], 1).unwrap();
         let tokens = tokens.clone();
-        self.sequences.push(Sequence { ids: [joined[0], fork[0]], tokens });
+        self.sequences.push(Sequence { ids: [full[0], windowed[0]], tokens });
     }
 
-    /// Truncates a sequence to a random length at which its windows hold their rows.
+    /// Truncates a sequence to a random length at which the cache still has all rows of its windows.
     fn rewind(&mut self) {
         let at = self.pick();
         let len = self.sequences[at].tokens.len() as u32;
@@ -242,8 +248,8 @@ impl Caches<'_> {
         }
     }
 
-    fn end_long_sequences(&mut self) {
-        while let Some(at) = self.sequences.iter().position(|sequence| sequence.tokens.len() > LONGEST) {
+    fn close_long_sequences(&mut self) {
+        while let Some(at) = self.sequences.iter().position(|sequence| sequence.tokens.len() > MAX_LEN) {
             self.close(at);
         }
     }

@@ -71,11 +71,11 @@ impl LoadedModel {
         let (tokens, rows) = (limits.max_num_batched_tokens, limits.max_num_seqs);
         let ring = cache.shape().rings.as_ref().map(Rings::longest_write);
         let states = cache.shape().states;
-        let windows = Some(cache.shape().pool_slots()).filter(|_| !cache.shape().windows.is_empty());
+        let group_slots = (!cache.shape().windows.is_empty()).then(|| cache.shape().pool_slots());
         let executor =
-            self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring, windows, states })?;
-        if windows.is_some() && !executor.abilities().windows {
-            let reason = format!("`{}` has no window groups", self.backend());
+            self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring, group_slots, states })?;
+        if group_slots.is_some() && !executor.abilities().windows {
+            let reason = format!("`{}` does not support window groups", self.backend());
             return Err(Error::invalid("backend", reason));
         }
         if states.is_some() && !executor.abilities().states {
@@ -110,7 +110,7 @@ impl LoadedModel {
                 Some(preset) => vec![GroupFacts::full(preset.slot_bytes())],
                 None => group_facts(program, self.draft_layers(), kv),
             },
-            joins_windows: self.speculation().and_then(Speculation::joins_windows),
+            join_reason: self.speculation().and_then(Speculation::joins_windows),
             max_default_capacity,
             longest_draft: self.speculation().map_or(0, Speculation::longest_draft),
             windows: program.windows(),
@@ -201,7 +201,8 @@ impl Speculation {
         }
         let windows = engine.core().cache().shape().windows.len();
         if self.proposes_trees() && windows > 0 {
-            return Err(conflict("window_groups", &windows, &"a window covers one path of the tree").into());
+            let reason = "a window covers one path of the tree; propose chains (topk=1)";
+            return Err(conflict("window_groups", &windows, &reason).into());
         }
         let engine = match self.drafter() {
             Some(drafter) => engine.draft(drafter),
@@ -228,8 +229,8 @@ impl Model {
         }
         let kv = options.kv.or(prefix.map(SharedPrefix::kv));
         let facts = self.loaded.facts_for(Some(DEFAULT_SLOTS), kv.unwrap_or(self.loaded.kv()));
-        let joins_windows = prefix.map(|_| JoinReason::SharedPrefix).or(facts.joins_windows);
-        let facts = Facts { joins_windows, ..facts };
+        let join_reason = prefix.map(|_| JoinReason::SharedPrefix).or(facts.join_reason);
+        let facts = Facts { join_reason, ..facts };
         let resolved = options.engine.resolve(&facts)?;
         let own = resolved.build_cache()?;
         let cache = match prefix {

@@ -186,7 +186,7 @@ impl fmt::Display for Inspection {
             None => writeln!(f, "  the memory that the weights leave holds less than one sequence")?,
         }
         if !target.windows().is_empty() {
-            writeln!(f, "  caches of one sequence store K/V of all tokens in sliding-window layers, too")?;
+            writeln!(f, "  single-sequence caches store K/V of all tokens in sliding-window layers")?;
         }
         writeln!(f, "  {} values in {} buffers", memory.values, memory.buffers)?;
         let (token, sample) = (memory.step_numbers_per_token, memory.step_numbers_per_sample);

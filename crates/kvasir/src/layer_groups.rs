@@ -8,9 +8,9 @@ use kvasir_engine::{EngineConfig, Facts, GroupFacts, JoinReason, MemoryDivision}
 use kvasir_kv::GroupKind;
 use kvasir_program::{LayerFacts, LayerGroup, Program, Windows};
 
-/// The layer groups of a program whose K and V have the data type `kv`, with sliding-window layers
-/// apart. `draft_layers` are the layers of the draft model, whose KV pool has a slot per slot of
-/// the target's full group.
+/// The layer groups of a program whose K and V have the data type `kv`; sliding-window layers form
+/// groups of their own. `draft_layers` are the layers of the draft model, whose KV pool has as many
+/// slots as the target's full group.
 pub(crate) fn group_facts(program: &Program, draft_layers: &[LayerFacts], kv: KvType) -> Vec<GroupFacts> {
     let grouping = program.grouping(Windows::Separate);
     let facts = |(group, kind): (u8, &LayerGroup)| {
@@ -41,7 +41,7 @@ fn f32_bytes(elements: usize) -> u64 {
 }
 
 impl Speculation {
-    /// Why these drafts need the K/V of sliding-window layers in the full group, if they do.
+    /// Why sliding-window layers join the full group under this drafter; `None` if they need not.
     pub(crate) fn joins_windows(&self) -> Option<JoinReason> {
         self.proposes_trees().then_some(JoinReason::TreeDrafts)
     }
@@ -70,7 +70,7 @@ impl OpenedModel {
             max_model_len: max_model_len.saturating_add(target.is_encoder().into()),
             free_bytes: free.map(|free| free.saturating_sub(self.stored_bytes())),
             groups: group_facts(target, draft_layers, kv),
-            joins_windows: self.speculation().and_then(Speculation::joins_windows),
+            join_reason: self.speculation().and_then(Speculation::joins_windows),
             max_default_capacity,
             longest_draft: self.speculation().map_or(0, Speculation::longest_draft),
             is_encoder: target.is_encoder(),

@@ -110,7 +110,7 @@ pub use kvasir_engine::{
     Argument, ConfigError, DraftWidth, EngineConfig, Facts, Finish, GroupFacts, JoinReason, MemoryDivision,
     Order, Params, PolicyConfig, PrefixMatch, Refusal, RequestId, Resolved, StateDivision,
 };
-pub use kvasir_kv::{CacheKind, ShortHit, Token};
+pub use kvasir_kv::{CacheEnd, CacheKind, Token};
 pub use kvasir_sample::{
     Acceptance, Allowed, Breakers, Constrained, Constraint, Dry, Follower, Mirostat, MirostatVersion,
     Sampler, SamplerChain, Sampling,

@@ -114,7 +114,7 @@ pub(crate) struct ExecutorSizes {
     /// The longest write, if sliding-window layers use ring buffers.
     pub(crate) ring: Option<u32>,
     /// Slots per layer group, if sliding-window layers have pools of their own.
-    pub(crate) windows: Option<Slots>,
+    pub(crate) group_slots: Option<Slots>,
     /// The pool of recurrent states.
     pub(crate) states: Option<StateConfig>,
 }
@@ -258,12 +258,13 @@ impl LoadedModel {
         rows: u32,
         kv: Option<KvType>,
     ) -> Result<AnyExecutor, Error> {
-        self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring: None, windows: None, states: None })
+        let (ring, group_slots, states) = (None, None, None);
+        self.executor_with(ExecutorSizes { slots, tokens, rows, kv, ring, group_slots, states })
     }
 
     /// Builds an executor with these pools.
     pub(crate) fn executor_with(&self, sizes: ExecutorSizes) -> Result<AnyExecutor, Error> {
-        let ExecutorSizes { slots, tokens, rows, kv, ring, windows, states } = sizes;
+        let ExecutorSizes { slots, tokens, rows, kv, ring, group_slots, states } = sizes;
         Ok(match &self.weights {
             Weights::Cpu(model) => {
                 let kv = kv.unwrap_or(self.kv);
@@ -271,7 +272,7 @@ impl LoadedModel {
                 let no_memory =
                     |e| Error::invalid("kv_capacity", format!("no memory for `{slots}` slots: {e}"));
                 let executor = CpuExecutor::new(Arc::clone(model), limits).map_err(no_memory)?;
-                let executor = executor.with_window_groups(windows).map_err(no_memory)?;
+                let executor = executor.with_window_groups(group_slots).map_err(no_memory)?;
                 let executor = executor.with_states(states).map_err(|e| {
                     let slots = states.map_or(0, |states| states.slots());
                     Error::invalid("state_memory", format!("no memory for {slots} states: {e}"))
@@ -297,7 +298,7 @@ impl LoadedModel {
             }
             Weights::Plain(model) => {
                 let limits = Limits { slots, tokens, rows, states };
-                let executor = PlainExecutor::new(model, limits).with_window_groups(windows);
+                let executor = PlainExecutor::new(model, limits).with_window_groups(group_slots);
                 let executor = executor.with_batch_sizes(self.batch_sizes.clone());
                 let drafting = match &self.draft {
                     Some(LoadedDraft {

@@ -262,8 +262,9 @@ fn unknown(branch: Branch) -> Error {
 impl SharedPrefix {
     /// A session whose branches begin with this prefix, with `options.capacity` further tokens.
     /// Block caches share whole blocks and recompute the remainder of the prefix. With recurrent
-    /// layers, they share up to the last frozen state at a multiple of their block size, and a block
-    /// size without one is refused: powers of two have one in every prefix of 256 tokens or more.
+    /// layers, they share the prefix up to its last frozen state at a multiple of their block size.
+    /// A block size without such a state is refused. Powers of two up to 256 have one in every
+    /// prefix of at least 256 tokens.
     pub fn session(&self, options: CacheOptions) -> Result<Session, Error> {
         Session::on(self, &options)
     }

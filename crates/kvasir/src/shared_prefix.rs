@@ -2,8 +2,8 @@
 //! (cascade of frozen pools).
 //!
 //! With recurrent layers, the prefix also freezes their states at
-//! [`state_positions`](kvasir_kv::SharedPrefix::state_positions). A session starts from the last of
-//! them at a multiple of its block size.
+//! [`state_positions`](kvasir_kv::SharedPrefix::state_positions). A session starts from the last
+//! frozen state at a multiple of its block size.
 
 use crate::backend::{AnyExecutor, AnyPool};
 use crate::error::Error;
@@ -132,8 +132,8 @@ impl SharedPrefix {
     }
 }
 
-/// Checkpoints that a prefill holds at the same time: the marked positions, the last two block
-/// boundaries, and the one that displaces the older of those.
+/// Maximum checkpoints that a prefill holds at the same time: those at the three marks, at the last
+/// two block boundaries, and at the next boundary, stored before the older of the two is evicted.
 const CHECKPOINTS: u32 = 6;
 
 /// The executor and the cache that prefill a prefix, or the extension of one.
@@ -147,7 +147,7 @@ impl Prefill {
         let config = StateConfig { live: 1, checkpoints: CHECKPOINTS, tail_rows: 0, interval: 0 };
         let states = model.loaded.program().is_recurrent().then_some(config);
         let (tokens, kv) = (CHUNK as u32, Some(kv));
-        let sizes = ExecutorSizes { slots, tokens, rows: 1, kv, ring: None, windows: None, states };
+        let sizes = ExecutorSizes { slots, tokens, rows: 1, kv, ring: None, group_slots: None, states };
         let executor = model.loaded.executor_with(sizes)?;
         let config = CacheConfig { states, ..CacheConfig::new(slots) };
         Ok(Self { executor, cache: build(CacheKind::Contiguous, &config).map_err(broken)? })

@@ -36,7 +36,8 @@ fn every_model_divides_its_memory_among_kv_windows_and_states() {
         let slot_bytes = division.slot_bytes + window_bytes;
         assert_eq!(slot_bytes, KvType::Bf16.slot_bytes(&target.layers) as u64, "{name}");
         let unused = FREE_BYTES - division.bytes();
-        // Windows have whole blocks. Without full layers, the sequences bound the slots.
+        // Window pools consist of whole blocks. Without full layers, the number of sequences bounds
+        // the slots.
         let is_used = unused < slot_bytes + 16 * window_bytes || division.slot_bytes == 0;
         assert!(is_used, "{name}: {unused} bytes are unused");
         assert_eq!(division.states.is_some(), target.is_recurrent(), "{name}");

@@ -1,5 +1,5 @@
-//! Shared prefixes of models with recurrent layers: sessions that start from the prefix's frozen
-//! states answer with the bits of sessions that compute the prefix themselves.
+//! Shared prefixes of models with recurrent layers: answers of sessions that start from frozen
+//! states are bit-identical to those of sessions that compute the prefix themselves.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use kvasir::{
@@ -35,9 +35,9 @@ fn options(kind: CacheKind, block: u32) -> CacheOptions {
     if kind.is_block_based() { options.block_size(block) } else { options }
 }
 
-/// Generates on branches that diverge before and after generated tokens. Returns token ids and bits
-/// of log-probabilities.
-fn converse(mut session: Session, in_front: &[Token]) -> Vec<(Token, u32)> {
+/// Appends `prompt`, then generates on branches that diverge before and after generated tokens.
+/// Returns token ids and bits of log-probabilities.
+fn converse(mut session: Session, prompt: &[Token]) -> Vec<(Token, u32)> {
     let sampling = Sampling { temperature: 0.8, seed: 3, logprobs: Some(2), ..Sampling::default() };
     let params = Params { max_tokens: 7, ignore_eos: true, sampling, ..Params::default() };
     let mut bits = Vec::new();
@@ -47,17 +47,17 @@ fn converse(mut session: Session, in_front: &[Token]) -> Vec<(Token, u32)> {
         }
     };
     let main = session.main();
-    session.append(main, in_front).unwrap();
-    let prefix = session.len(main).unwrap();
+    session.append(main, prompt).unwrap();
+    let context_len = session.len(main).unwrap();
     session.append(main, [60, 61, 62]).unwrap();
     generate(&mut session, &[main]);
-    session.rewind(main, prefix + 1).unwrap();
+    session.rewind(main, context_len + 1).unwrap();
     session.append(main, [63]).unwrap();
     generate(&mut session, &[main]);
     if let Ok(forks) = session.fork(main, 2) {
         session.append(forks[1], [9]).unwrap();
         generate(&mut session, &forks);
-        session.rewind(forks[0], prefix).unwrap();
+        session.rewind(forks[0], context_len).unwrap();
         session.append(forks[0], [70, 71]).unwrap();
         generate(&mut session, &[forks[0]]);
     }
@@ -69,33 +69,34 @@ fn compare(kvasir: &Kvasir, tokens: &[Token], ends: &[usize], kinds: &[CacheKind
     assert_eq!(prefix.tokens(), tokens);
     for kind in kinds {
         let block = if tokens.len() > 256 { 32 } else { 16 };
-        let behind = prefix.session(options(*kind, block)).unwrap();
-        let (base, len) = (behind.cache().shape().base as usize, tokens.len());
-        // The last multiple of 16 has a state, and so has that of 256.
+        let on_prefix = prefix.session(options(*kind, block)).unwrap();
+        let (base, len) = (on_prefix.cache().shape().base as usize, tokens.len());
+        // States are frozen at the end, at the last multiple of 16 and at that of 256.
         let expected = match block {
             _ if !kind.is_block_based() => len,
             16 => len / 16 * 16,
             _ => 256,
         };
-        assert_eq!((base, behind.cached(behind.main()).unwrap() as usize), (expected, expected), "{kind}");
-        let alone = kvasir.session(options(*kind, block)).unwrap();
-        assert_eq!(converse(behind, &[]), converse(alone, tokens), "{kind}");
+        let cached = on_prefix.cached(on_prefix.main()).unwrap() as usize;
+        assert_eq!((base, cached), (expected, expected), "{kind}");
+        let without_prefix = kvasir.session(options(*kind, block)).unwrap();
+        assert_eq!(converse(on_prefix, &[]), converse(without_prefix, tokens), "{kind}");
     }
 }
 
 #[test]
-fn sessions_on_a_prefix_with_states_answer_as_without_it() {
+fn sessions_on_a_prefix_with_states_equal_those_without_it() {
     for model in MODELS {
         let kvasir = load(model, BackendKind::Cpu);
         compare(&kvasir, &tokens(45), &[], CacheKind::ALL);
         compare(&kvasir, &tokens(45), &[30, 37, 45], &[CacheKind::Radix, CacheKind::Contiguous]);
-        // 304, the last multiple of 16, is no multiple of 32.
+        // The last multiple of 16 is 304, which is not a multiple of 32.
         compare(&kvasir, &tokens(310), &[], &[CacheKind::Paged]);
     }
 }
 
 #[test]
-fn the_plain_backend_shares_states_too() {
+fn the_plain_backend_shares_states() {
     for model in MODELS {
         let kvasir = load(model, BackendKind::Plain);
         compare(&kvasir, &tokens(45), &[33, 45], &[CacheKind::Cells, CacheKind::Paged]);
@@ -103,7 +104,7 @@ fn the_plain_backend_shares_states_too() {
 }
 
 #[test]
-fn sessions_outlive_the_prefix_and_run_at_once() {
+fn concurrent_sessions_outlive_the_prefix() {
     let kvasir = load("qwen3_5", BackendKind::Cpu);
     let tokens = tokens(45);
     let prefix = freeze(&kvasir, &tokens, &[20, 45]);
@@ -118,7 +119,7 @@ fn sessions_outlive_the_prefix_and_run_at_once() {
 }
 
 #[test]
-fn a_block_size_without_a_state_is_refused_by_name() {
+fn a_block_size_without_a_frozen_state_is_refused() {
     let kvasir = load("qwen3_5", BackendKind::Cpu);
     let prefix = freeze(&kvasir, &tokens(45), &[]);
     let refused = prefix.session(options(CacheKind::Paged, 12)).map(|_| ());

@@ -117,8 +117,8 @@ impl<'a> Driver<'a> {
         let core = replicas.first().map(|replica| replica.engine.core());
         let block_size = core.map_or(1, |core| core.cache().shape().block_size);
         let max_queued = core.map_or(1, |core| core.limits().max_waiting as usize).max(1);
-        let ends_at_checkpoints = core.is_some_and(|core| core.cache().shape().states.is_some());
-        let config = RouterConfig { block_size, ends_at_checkpoints, ..RouterConfig::new(route) };
+        let hits_end_at_checkpoints = core.is_some_and(|core| core.cache().shape().states.is_some());
+        let config = RouterConfig { block_size, hits_end_at_checkpoints, ..RouterConfig::new(route) };
         let mut events = EventQueue::default();
         let failures = failures.map(|failures| {
             let mut times = FailureTimes::new(failures.mtbf_seconds, replicas.len(), seed);

@@ -9,7 +9,7 @@ use crate::sim::series::{Sample, Series};
 use crate::sim::time_breakdown::RoleTime;
 use kvasir_engine::{DraftStats, Finish, StepRecord, Summary};
 use kvasir_exec::Step;
-use kvasir_kv::ShortHit;
+use kvasir_kv::CacheEnd;
 use kvasir_sim::{Preset, Totals};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt};
@@ -37,7 +37,7 @@ pub struct Outcome {
     /// Prompt tokens that matched cached K/V.
     pub matched: u32,
     /// Why the prefix hit was short; `None` if it was not.
-    pub cache_end: Option<ShortHit>,
+    pub cache_end: Option<CacheEnd>,
     /// Output tokens.
     pub outputs: u32,
     /// Time to first token, in milliseconds.
@@ -164,7 +164,7 @@ pub struct Report {
     pub hit_rate: f64,
     /// Short prefix hits by reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub short_hits: BTreeMap<ShortHit, ShortHits>,
+    pub short_hits: BTreeMap<CacheEnd, ShortHits>,
     /// Output tokens of all requests.
     pub output_tokens: u64,
     /// Output tokens per simulated second.
@@ -267,8 +267,8 @@ impl Count {
         if !refused && summary.timings.admitted.is_some() {
             report.prompt_tokens += u64::from(summary.prompt);
             report.cached_tokens += u64::from(summary.cached);
-            if let Some(short) = summary.prefix.short {
-                let hits = report.short_hits.entry(short).or_default();
+            if let Some(cache_end) = summary.prefix.cache_end {
+                let hits = report.short_hits.entry(cache_end).or_default();
                 hits.requests += 1;
                 hits.tokens += u64::from(summary.prompt.saturating_sub(summary.cached));
             }
@@ -300,7 +300,7 @@ impl Count {
                 prompt: summary.prompt,
                 cached: summary.cached,
                 matched: summary.prefix.matched,
-                cache_end: summary.prefix.short,
+                cache_end: summary.prefix.cache_end,
                 outputs: summary.outputs,
                 ttft_ms: ttft.map(ms),
                 tpot_ms: tpot.map(ms),
@@ -433,9 +433,9 @@ impl Report {
 }
 
 /// Number of short prefix hits by reason, with the prompt tokens that were not cached.
-fn short_hits(by_reason: &BTreeMap<ShortHit, ShortHits>) -> String {
-    let entry = |(short, hits): (&ShortHit, &ShortHits)| {
-        format!("{short} {} ({} tokens)", grouped(hits.requests), grouped(hits.tokens))
+fn short_hits(by_reason: &BTreeMap<CacheEnd, ShortHits>) -> String {
+    let entry = |(cache_end, hits): (&CacheEnd, &ShortHits)| {
+        format!("{cache_end} {} ({} tokens)", grouped(hits.requests), grouped(hits.tokens))
     };
     if by_reason.is_empty() {
         "none".into()

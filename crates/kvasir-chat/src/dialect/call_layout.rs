@@ -1,8 +1,8 @@
 //! How each dialect writes tool calls, as grammars of answers that consist of calls only.
-//! `call_syntax.rs` has those of calls in free text.
+//! `call_syntax.rs` has the grammars of calls in free text.
 //!
 //! Parser and grammar must agree: text generated under the grammar parses to a call that fits its
-//! tool's schema. `grammar/call_grammars/tests.rs` checks this on random answers.
+//! tool's schema. `grammar/call_grammars/tests/random_answers.rs` checks this.
 
 use crate::dialect::call_parts::{arguments, gemma_arguments, pythonic, tagged};
 use crate::dialect::markers::{DSML, DSML_V4, GEMMA4, GLM, QWEN3_CODER};
@@ -40,7 +40,7 @@ impl ToolDialect {
         }
     }
 
-    /// One call of a tool.
+    /// Grammar parts of one call of `tool`, including its markers.
     pub(super) fn call(self, tool: &Tool) -> Vec<Part> {
         let name = &tool.name;
         let schema = arguments(tool);

@@ -1,7 +1,7 @@
 //! Grammar parts of a tool call, from the JSON schema of the tool's arguments: as a JSON object, as
 //! one tag per argument, or as a Python call.
 //!
-//! `call_layout` puts a dialect's markers around them.
+//! `call_layout` and `call_syntax` put a dialect's markers around them.
 
 use crate::dialect::markers::{GEMMA4, TagMarkers};
 use crate::dialect::schema_types::admits;
@@ -117,7 +117,7 @@ enum ValueForm {
     Json(Value),
 }
 
-/// The ways to write values of a schema inside a tag. With `says_kind`, the tag states whether it
+/// The ways to write values of a schema inside a tag. With `states_type`, the tag states whether it
 /// holds a string. Otherwise the parser reads anything that is not other JSON as a string, so
 /// strings are never quoted.
 fn value_forms(property: &Value, states_type: bool) -> Vec<ValueForm> {

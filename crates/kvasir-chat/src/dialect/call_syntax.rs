@@ -1,6 +1,7 @@
-//! Calls in free text: the triggers that start them, and the grammars that follow each trigger.
+//! Grammars of tool calls in free text: the markers that start a call, and the grammar that follows
+//! each marker.
 //!
-//! Parser and grammar must agree, as in `call_layout.rs`.
+//! Parser and grammar must agree (see `call_layout.rs`).
 
 use crate::dialect::call_parts::{after, arguments, object, object_after_brace};
 use crate::dialect::markers::{
@@ -13,27 +14,30 @@ use crate::tool::Tool;
 
 impl ToolDialect {
     /// Trigger syntax of calls of `tools` within free text, and the grammars that follow each
-    /// trigger. With `several`, one run may hold more than one call.
+    /// trigger. With `several`, more than one call may follow a trigger.
     pub fn syntax(self, tools: &[&Tool], several: bool) -> CallSyntax {
-        let offered = Offered { tools, several };
+        let builder = SyntaxBuilder { tools, several };
         let syntax = match self {
-            Self::Hermes => offered.hermes(),
-            Self::Llama3Json => offered.llama3_json(),
-            Self::Pythonic => offered.pythonic(),
-            Self::Lfm2 => offered
-                .marked(LFM2.open, offered.calls("[", ", ", "]<|tool_call_end|>", |tool| self.call(tool))),
-            Self::Nemotron => {
-                offered.marked(NEMOTRON.open[0], offered.calls("[", ", ", "]</TOOLCALL>", by_arguments))
+            Self::Hermes => builder.hermes(),
+            Self::Llama3Json => builder.llama3_json(),
+            Self::Pythonic => builder.pythonic(),
+            Self::Lfm2 => {
+                let calls = builder.calls("[", ", ", "]<|tool_call_end|>", |tool| self.call(tool));
+                builder.after_marker(LFM2.open, calls)
             }
-            Self::Mistral => offered.mistral(),
-            Self::Phi4 => offered.phi4(),
-            Self::Harmony => offered.harmony(),
-            Self::DeepSeekV3 | Self::DeepSeekV31 => offered.own(self, DEEPSEEK.open[0]),
-            Self::DeepSeekV32 | Self::DeepSeekV4 => offered.own(self, DSML.open),
-            Self::KimiK2 => offered.own(self, KIMI_K2.open[0]),
-            Self::Glm45 => offered.own(self, GLM.open),
-            Self::Qwen3Coder => offered.own(self, QWEN3_CODER.open),
-            Self::Gemma4 => offered.own(self, GEMMA4.open),
+            Self::Nemotron => {
+                let calls = builder.calls("[", ", ", "]</TOOLCALL>", call_object);
+                builder.after_marker(NEMOTRON.open[0], calls)
+            }
+            Self::Mistral => builder.mistral(),
+            Self::Phi4 => builder.phi4(),
+            Self::Harmony => builder.harmony(),
+            Self::DeepSeekV3 | Self::DeepSeekV31 => builder.single_call(self, DEEPSEEK.open[0]),
+            Self::DeepSeekV32 | Self::DeepSeekV4 => builder.single_call(self, DSML.open),
+            Self::KimiK2 => builder.single_call(self, KIMI_K2.open[0]),
+            Self::Glm45 => builder.single_call(self, GLM.open),
+            Self::Qwen3Coder => builder.single_call(self, QWEN3_CODER.open),
+            Self::Gemma4 => builder.single_call(self, GEMMA4.open),
         };
         let decoration = match self.call_format() {
             CallFormat::Json(marks) => marks.decoration,
@@ -45,50 +49,52 @@ impl ToolDialect {
     }
 }
 
-/// The call as an object whose arguments are under the key `arguments`.
-fn by_arguments(tool: &Tool) -> Vec<Part> {
+/// Grammar parts of a call as a JSON object with the arguments under the key `arguments`.
+fn call_object(tool: &Tool) -> Vec<Part> {
     object(tool, &["arguments"])
 }
 
-/// Offered tools, and whether one run may hold more than one call.
+/// Builds the trigger syntax of one request's tools.
 #[derive(Clone, Copy)]
-struct Offered<'a> {
+struct SyntaxBuilder<'a> {
+    /// The tools offered in the request.
     tools: &'a [&'a Tool],
+    /// Whether more than one call may follow a trigger.
     several: bool,
 }
 
-impl Offered<'_> {
-    /// Calls that are each written as `one`.
-    fn calls(self, begin: &str, separator: &str, end: &str, one: impl Fn(&Tool) -> Vec<Part>) -> Calls {
+impl SyntaxBuilder<'_> {
+    /// Calls between `begin` and `end`; `call` returns the grammar parts of one of them.
+    fn calls(self, begin: &str, separator: &str, end: &str, call: impl Fn(&Tool) -> Vec<Part>) -> Calls {
         Calls {
             begin: begin.into(),
-            calls: self.tools.iter().map(|tool| one(tool)).collect(),
+            calls: self.tools.iter().map(|tool| call(tool)).collect(),
             separator: (self.several && !separator.is_empty()).then(|| separator.into()),
             end: end.into(),
         }
     }
 
-    /// Calls behind the mark `open`.
-    fn marked(self, open: &'static str, calls: Calls) -> CallSyntax {
+    /// The syntax of a dialect with a single trigger: `calls` follow the marker `open`.
+    fn after_marker(self, open: &'static str, calls: Calls) -> CallSyntax {
         CallSyntax { grammars: vec![vec![calls]], openings: vec![(open, 0)], ..CallSyntax::default() }
     }
 
-    /// One call of `dialect`, which begins with the mark `open`.
-    fn own(self, dialect: ToolDialect, open: &'static str) -> CallSyntax {
-        self.marked(open, self.calls("", "", "", |tool| after(open, dialect.call(tool))))
+    /// The syntax of a dialect whose every call begins with the marker `open`.
+    fn single_call(self, dialect: ToolDialect, open: &'static str) -> CallSyntax {
+        self.after_marker(open, self.calls("", "", "", |tool| after(open, dialect.call(tool))))
     }
 
-    /// An object after its opening brace, which the scanner has already consumed.
+    /// A JSON call object after its opening brace, which the scanner has already consumed.
     fn after_brace(self, keys: &'static [&'static str]) -> Vec<Calls> {
         vec![self.calls("", "", "", |tool| object_after_brace(tool, keys))]
     }
 
     fn hermes(self) -> CallSyntax {
         let one = |tool: &Tool| {
-            let parts = [vec![Part::Space], by_arguments(tool), vec![Part::Space]];
+            let parts = [vec![Part::Space], call_object(tool), vec![Part::Space]];
             parts.into_iter().flatten().chain([Part::Text("</tool_call>".into())]).collect()
         };
-        self.marked("<tool_call>", self.calls("", "", "", one))
+        self.after_marker("<tool_call>", self.calls("", "", "", one))
     }
 
     fn llama3_json(self) -> CallSyntax {
@@ -132,7 +138,7 @@ impl Offered<'_> {
             vec![name, Part::Optional(id), Part::Optional(mark), Part::Json(arguments(tool))]
         };
         let listed = |tool: &Tool| {
-            let mut parts = by_arguments(tool);
+            let mut parts = call_object(tool);
             let id = [",", "\"id\"", ":"].into_iter().flat_map(|text| [Part::Space, Part::Text(text.into())]);
             let value = [Part::Space, Part::Regex("\"[a-zA-Z0-9]{1,32}\"".into())];
             // Between the arguments and the closing brace.
@@ -155,8 +161,8 @@ impl Offered<'_> {
     fn phi4(self) -> CallSyntax {
         CallSyntax {
             grammars: vec![
-                vec![self.calls("[", ", ", "]", by_arguments)],
-                vec![self.calls("", ", ", "]", by_arguments)],
+                vec![self.calls("[", ", ", "]", call_object)],
+                vec![self.calls("", ", ", "]", call_object)],
                 self.after_brace(&["arguments"]),
             ],
             openings: vec![("<|tool_call|>", 0), ("functools[", 1)],

@@ -149,7 +149,7 @@ pub(crate) const DSML: TagMarkers = TagMarkers {
     states_type: true,
 };
 
-/// DSML of DeepSeek-V4, which encloses calls in other tags.
+/// DSML of DeepSeek-V4, which encloses calls in `tool_calls` tags instead of `function_calls`.
 pub(crate) const DSML_V4: TagMarkers =
     TagMarkers { decoration: &["<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"], ..DSML };
 

@@ -86,7 +86,7 @@ impl ToolDialect {
         let has = |mark: &str| template.contains(mark);
         match () {
             () if has("<|channel|>") && has("<|message|>") => Self::Harmony,
-            // V3.2 encloses calls in `function_calls`.
+            // V3.2 encloses calls in `function_calls` tags, V4 in `tool_calls` tags.
             () if has("｜DSML｜") && has("function_calls") => Self::DeepSeekV32,
             () if has("｜DSML｜") => Self::DeepSeekV4,
             () if has("<｜tool▁calls▁begin｜>") && has("```json") => Self::DeepSeekV3,

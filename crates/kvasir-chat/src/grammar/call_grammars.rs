@@ -16,8 +16,8 @@
 //! step that runs again), the matcher rolls back inside a call; otherwise the scanner replays from
 //! the last checkpoint.
 //!
-//! `call_grammars/tests.rs` generates random answers and checks that every parsed call fits its
-//! tool's schema.
+//! `call_grammars/tests/random_answers.rs` checks that calls parsed from random answers fit their
+//! tools' schemas.
 
 #[cfg(test)]
 pub(super) mod tests;

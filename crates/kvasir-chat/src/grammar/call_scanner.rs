@@ -11,7 +11,7 @@
 //!
 //! Invariants: the state is small, `Eq + Hash` and a function of the bytes alone, so token masks
 //! are cached by it. The scanner and the parser must agree where a call begins.
-//! `every_call_that_is_read_fits_its_tool` in `grammar/call_grammars/tests.rs` guards both.
+//! `grammar/call_grammars/tests/random_answers.rs` guards both.
 
 use crate::grammar::spec::Calls;
 use crate::scan::json_prefix::{ScannedName, named};

@@ -123,7 +123,8 @@ impl RankStart {
             ..self.options.config()?
         };
         let mut resolved = loaded.resolve(&config, DEFAULT_SLOTS)?;
-        // Not the share of this rank's memory: plans of rank 0 name its slots of windows and states.
+        // The sizes of rank 0, not those that fit this rank's memory: plans of rank 0 name slots of
+        // these pools.
         resolved.cache.windows = sizes.windows;
         resolved.cache.states = sizes.states;
         let core = resolved.core()?;

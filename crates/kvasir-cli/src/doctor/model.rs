@@ -64,7 +64,9 @@ fn fits(stored: u64, free: Option<u64>) -> Check {
 /// Context capacity: tokens of K/V per GB, and the division of the memory left by the weights.
 fn context(opened: &OpenedModel, forecast: &Forecast) -> Check {
     let all_layers = slot_bytes(opened, KvType::Bf16) as u64;
-    let slot = forecast.division.as_ref().map_or(all_layers, |division| division.slot_bytes).max(1);
+    // Without full-attention layers, the full group has no bytes.
+    let full_group = forecast.division.as_ref().map(|division| division.slot_bytes);
+    let slot = full_group.filter(|bytes| *bytes > 0).unwrap_or(all_layers).max(1);
     let per_gb = 1_000_000_000 / slot;
     let mut found = format!("{per_gb} tokens of K/V per GB in bf16");
     let mut check = Check::ok("context", "");

@@ -14,14 +14,14 @@ pub(crate) struct TokenizerCommand {
     pub(crate) arguments: TokenizerArguments,
 }
 
-/// Identity that the server process compares with that of a tokenizer process: version, model (the
-/// fingerprint of its checkpoint), and the options that its results depend on.
-pub(crate) fn tokenizer_identity(model: u64, chat: &ChatModel) -> Identity {
-    Identity { version: env!("CARGO_PKG_VERSION").into(), model, options: chat.fingerprint() }
+/// Identity of a tokenizer process, which the server process compares with its own: version,
+/// fingerprint of the checkpoint, and the options that tokenization depends on.
+pub(crate) fn tokenizer_identity(fingerprint: u64, chat: &ChatModel) -> Identity {
+    Identity { version: env!("CARGO_PKG_VERSION").into(), model: fingerprint, options: chat.fingerprint() }
 }
 
-/// Starts the tokenizer processes, if any. The model that is returned tokenizes in them.
-/// `fingerprint` returns that of the checkpoint; it is called only if there are processes.
+/// Starts the tokenizer processes, if `command` is given, and returns a model that tokenizes in
+/// them. `fingerprint` computes the checkpoint's fingerprint; without `command` it is not called.
 pub(super) fn start_tokenizers(
     command: Option<TokenizerCommand>,
     fingerprint: impl FnOnce() -> u64,

@@ -185,6 +185,6 @@ fn a_child_whose_parent_has_ended_does_not_start() {
         let output = child.env("KVASIR_PARENT_PROCESS", u32::MAX.to_string()).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {errors}");
-        assert!(errors.contains("the process that started this one has ended"), "{arguments:?}: {errors}");
+        assert!(errors.contains("the parent process has ended"), "{arguments:?}: {errors}");
     }
 }

@@ -123,6 +123,14 @@ impl Fleet {
         self.wait_until_idle();
     }
 
+    /// Answers to twelve requests; the server is idle afterwards.
+    pub(super) fn answers(&self) -> Vec<Vec<(String, String, u64)>> {
+        let requests: Vec<_> = (0..12).map(|number| request(number, 40)).collect();
+        let answers = answer_all(&self.server, &requests, |_| {});
+        self.wait_until_idle();
+        answers
+    }
+
     /// Waits until no request is open and no KV slot is held.
     pub(super) fn wait_until_idle(&self) {
         self.wait_until("free", |replicas| replicas.iter().all(|replica| replica["requests"] == 0));

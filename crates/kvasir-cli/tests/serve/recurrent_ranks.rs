@@ -7,7 +7,7 @@ use super::server::{Server, model_of};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn serve(checkpoint: &str, options: &[&str]) -> Fleet {
-    // Tests run at the same time.
+    // Tests run concurrently, so each server has a model folder of its own.
     static SERVERS: AtomicUsize = AtomicUsize::new(0);
     let number = SERVERS.fetch_add(1, Ordering::Relaxed);
     let folder = model_of(&format!("recurrent-ranks-{number}"), checkpoint);
@@ -17,13 +17,9 @@ fn serve(checkpoint: &str, options: &[&str]) -> Fleet {
     Fleet { server: Server::of_model(folder, &options, &[]) }
 }
 
-/// The answers of a server with these options, which is idle afterwards.
+/// The answers of a server with these options.
 fn answers(checkpoint: &str, options: &[&str]) -> Vec<Vec<(String, String, u64)>> {
-    let requests: Vec<_> = (0..12).map(|number| request(number, 40)).collect();
-    let fleet = serve(checkpoint, options);
-    let answers = answer_all(&fleet.server, &requests, |_| {});
-    fleet.wait_until_idle();
-    answers
+    serve(checkpoint, options).answers()
 }
 
 #[test]
@@ -61,7 +57,7 @@ fn ranks_run_every_recurrence() {
     }
 }
 
-/// The plain backend runs Qwen4-Exp, whose n-gram embeddings have a state.
+/// Includes Qwen4-Exp, whose n-gram embeddings have a recurrent state.
 #[test]
 fn ranks_run_recurrences_on_the_plain_backend() {
     for case in ["qwen3_5", "qwen4_exp"] {

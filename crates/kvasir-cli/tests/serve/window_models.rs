@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const LIMITS: [&str; 4] = ["--threads", "2", "--max-model-len", "512"];
 const MODELS: [&str; 3] = ["gemma3", "gemma4_ple", "gpt_oss"];
 
-/// Number of folders made so far: no server maps files that another test writes.
+/// Number of model folders so far. Each server has its own, so that no test writes files that
+/// another test's server maps.
 static FOLDERS: AtomicU32 = AtomicU32::new(0);
 
 fn serve(checkpoint: &str, options: &[&str]) -> Fleet {
@@ -17,16 +18,12 @@ fn serve(checkpoint: &str, options: &[&str]) -> Fleet {
     Fleet { server: Server::of_model(folder, &[&LIMITS, options].concat(), &[]) }
 }
 
-/// The answers of a server with these options, which is idle afterwards.
+/// The answers of a server with these options.
 fn answers(checkpoint: &str, options: &[&str]) -> Vec<Vec<(String, String, u64)>> {
-    let requests: Vec<_> = (0..12).map(|number| request(number, 40)).collect();
-    let fleet = serve(checkpoint, options);
-    let answers = answer_all(&fleet.server, &requests, |_| {});
-    fleet.wait_until_idle();
-    answers
+    serve(checkpoint, options).answers()
 }
 
-/// Configurations under which windows have pools of their own.
+/// Configurations under which sliding-window layers have KV pools of their own.
 const SEPARATE: [&[&str]; 7] = [
     &["--cache", "cells"],
     &["--cache", "paged", "--block-size", "8"],
@@ -37,7 +34,7 @@ const SEPARATE: [&[&str]; 7] = [
     &["--prefix-cache", "off"],
 ];
 
-/// Configurations under which windows join the full group.
+/// Configurations under which sliding-window layers join the full group.
 const JOINED: [&[&str]; 3] =
     [&["--cache", "contiguous"], &["--cache", "tree", "--spec", "suffix"], &["--policy", "rectangular"]];
 
@@ -54,7 +51,7 @@ fn window_pools_change_no_answer() {
 }
 
 #[test]
-fn ranks_read_the_windows_of_rank_0() {
+fn ranks_have_the_window_pools_of_rank_0() {
     for case in MODELS {
         let ranks = |options: &[&str]| answers(case, &[&["--tp", "2"], options].concat());
         let expected = ranks(&[]);

@@ -5,9 +5,9 @@ use crate::attention::views::{Chunk, Run, View, Views};
 use crate::memory::kv_pool::rows::CHUNK;
 use kvasir_kv::{Layout, Mask, Plan, PlanRow, Section, Segment, Slot};
 
-/// A query of a plan.
+/// Where a query stands in its plan.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct QueryOfPlan {
+pub(crate) struct PlanQuery {
     /// Index of the plan row.
     pub(crate) row: usize,
     /// Index of the query within the row.
@@ -25,20 +25,20 @@ impl Views {
 
     /// Builds the views of a layer group's section, replacing the previous ones. Keeps its
     /// allocations.
-    pub(crate) fn of_section(&mut self, section: &Section) {
+    pub(crate) fn build_section(&mut self, section: &Section) {
         self.clear();
         for row in &section.rows {
             let queries = row.queries.len as usize;
             match row.mask {
                 Mask::Explicit { .. } => {
                     for query in 0..queries {
-                        self.of_query(section, row, query, |_| true);
+                        self.add_query(section, row, query, |_| true);
                     }
                 }
                 mask => {
                     let mut view = self.open(row.queries.start as usize, queries, mask == Mask::Causal);
                     for segment in &section.segments[row.segments.range()] {
-                        self.segment(section, segment, &mut view);
+                        self.add_segment(section, segment, &mut view);
                     }
                     self.close(view);
                 }
@@ -49,7 +49,7 @@ impl Views {
 
     /// Builds the views of a sliding-window layer whose KV cache is a ring of `ring` slots; the
     /// plan must be one sequence with consecutive positions.
-    pub(crate) fn of_ring(&mut self, plan: &Plan, window: u32, ring: Slot) {
+    pub(crate) fn build_ring(&mut self, plan: &Plan, window: u32, ring: Slot) {
         self.clear();
         for row in &plan.rows {
             let positions = &plan.positions[row.queries.range()];
@@ -67,9 +67,9 @@ impl Views {
         group_by_prefix(self);
     }
 
-    /// Adds a view of one query: the entries that the mask shows it and that `keep` accepts by
-    /// their number within the row's read.
-    fn of_query(&mut self, section: &Section, row: &PlanRow, query: usize, keep: impl Fn(usize) -> bool) {
+    /// Adds the view of one query: the entries that its mask allows and `keep` accepts. The
+    /// argument of `keep` is the number of an entry within the row's read.
+    fn add_query(&mut self, section: &Section, row: &PlanRow, query: usize, keep: impl Fn(usize) -> bool) {
         let mut view = self.open(row.queries.start as usize + query, 1, false);
         for (i, (pool, slot, position)) in section.entries(row).enumerate() {
             if section.sees(row, query as u32, i as u32) && keep(i) {
@@ -79,28 +79,28 @@ impl Views {
         self.close(view);
     }
 
-    /// Builds the views of a sparse selection (DSA top-k), one per query: the visible entries whose
-    /// numbers are in `keep(query's index in the step)`, which must be sorted.
-    pub(crate) fn of_selection<'s>(&mut self, section: &Section, keep: impl Fn(usize) -> &'s [u32]) {
+    /// Builds the views of a sparse selection (DSA top-k), one per query: the visible entries among
+    /// those that `selected` lists for the query's token. Its lists must be sorted.
+    pub(crate) fn build_selection<'s>(&mut self, section: &Section, selected: impl Fn(usize) -> &'s [u32]) {
         self.clear();
         for row in &section.rows {
             for query in 0..row.queries.len as usize {
-                let kept = keep(row.queries.start as usize + query);
-                self.of_query(section, row, query, |i| kept.binary_search(&(i as u32)).is_ok());
+                let entries = selected(row.queries.start as usize + query);
+                self.add_query(section, row, query, |i| entries.binary_search(&(i as u32)).is_ok());
             }
         }
         group_by_prefix(self);
     }
 
-    /// Builds a view per query from its runs. `list_runs` appends the runs of a query, in order of
-    /// position, to an empty list.
-    pub(crate) fn of_queries(&mut self, plan: &Plan, mut list_runs: impl FnMut(QueryOfPlan, &mut Vec<Run>)) {
+    /// Builds one view per query. `list_runs` appends the runs of a query to an empty list, in
+    /// order of position.
+    pub(crate) fn build_queries(&mut self, plan: &Plan, mut list_runs: impl FnMut(PlanQuery, &mut Vec<Run>)) {
         self.clear();
         let mut runs = Vec::new();
         for (row, plan_row) in plan.rows.iter().enumerate() {
             for (query, token) in (0..).zip(plan_row.queries.range()) {
                 runs.clear();
-                list_runs(QueryOfPlan { row, query, token }, &mut runs);
+                list_runs(PlanQuery { row, query, token }, &mut runs);
                 let mut view = self.open(token, 1, false);
                 runs.drain(..).for_each(|run| self.add(&mut view, run));
                 self.close(view);
@@ -121,7 +121,7 @@ impl Views {
     }
 
     /// Appends the entries of one segment (contiguous run, page table or sparse list).
-    fn segment(&mut self, section: &Section, segment: &Segment, view: &mut View) {
+    fn add_segment(&mut self, section: &Section, segment: &Segment, view: &mut View) {
         let Segment { pool, layout, len, first, sparse } = *segment;
         let mut i = 0;
         while i < len {

@@ -85,7 +85,7 @@ impl LayerAttention<'_> {
     ) {
         to.record(self.layer, pages, |record| {
             for run in self.views.runs(chunk) {
-                // Compressed entries are computed anew in each layer.
+                // The next layer's compressed entries are not computed yet.
                 let Some(pool) = self.pools.get(run.pool as usize) else { continue };
                 let next = (self.layer + 1) % pool.layers.len();
                 if pool.facts()[next] == pool.facts()[self.layer] {

@@ -1,7 +1,7 @@
 //! One layer's attention in one step: its operands, and the shapes that follow from them.
 
 use crate::attention::softmax::state::ScoreScaling;
-use crate::attention::views::{ENTRY_POOL, View, Views};
+use crate::attention::views::{COMPRESSED_POOL, View, Views};
 use crate::isa::features::Isa;
 use crate::isa::tile::{LANES, STEP};
 use crate::memory::kv_pool::{LayerPool, Pool};
@@ -19,8 +19,8 @@ pub(crate) struct LayerAttention<'a> {
     pub(crate) facts: &'a LayerFacts,
     pub(crate) layer: usize,
     pub(crate) pools: &'a [Arc<Pool>],
-    /// Compressed entries of the layer, with the pool id [`ENTRY_POOL`] in views.
-    pub(crate) entries: Option<&'a LayerPool>,
+    /// Compressed entries of the layer; views name them by the pool id [`COMPRESSED_POOL`].
+    pub(crate) compressed: Option<&'a LayerPool>,
     pub(crate) views: &'a Views,
     /// Position of every token of the step.
     pub(crate) positions: &'a [Position],
@@ -37,8 +37,8 @@ impl LayerAttention<'_> {
     }
 
     pub(crate) fn pool(&self, pool: u32) -> &LayerPool {
-        match self.entries {
-            Some(entries) if pool == ENTRY_POOL => entries,
+        match self.compressed {
+            Some(compressed) if pool == COMPRESSED_POOL => compressed,
             _ => &self.pools[pool as usize].layers[self.layer],
         }
     }

@@ -108,7 +108,7 @@ fn layer_attention<'a>(
         facts: setup.facts,
         layer: 0,
         pools: std::slice::from_ref(setup.pool),
-        entries: None,
+        compressed: None,
         views,
         positions: &plan.positions,
         scale: 0.2,
@@ -119,7 +119,7 @@ fn layer_attention<'a>(
 
 fn attend_with(way: Way, setup: &Setup<'_>, plan: &Plan, threads: usize, q: &[f32]) -> Vec<f32> {
     let mut views = Views::default();
-    views.of_section(plan);
+    views.build_section(plan);
     let isa = match way {
         Way::Rounded(isa) | Way::Exact(isa) => isa,
         Way::Pairs | Way::Naive => Isa::PORTABLE,
@@ -336,7 +336,7 @@ fn chunks_of_a_shared_prefix_are_read_once() {
     let rows: Vec<(Vec<u32>, usize)> =
         (0..8).map(|i| ((0..2000).chain(2100 + i * 80..2116 + i * 80).collect(), 1)).collect();
     let mut views = Views::default();
-    views.of_section(&branches(&rows));
+    views.build_section(&branches(&rows));
     assert_eq!(views.groups.len(), 1);
     // 31 whole chunks of the prefix together, then per branch the rest of it and its own tokens.
     assert_eq!(views.spans.len(), 9);
@@ -352,7 +352,7 @@ fn next_layer_is_recorded_only_if_its_shape_is_equal() {
         let pool = Arc::new(Pool::new(&[now, next], KvType::Bf16, 64).unwrap());
         let plan = contiguous(0, 64);
         let mut views = Views::default();
-        views.of_section(&plan);
+        views.build_section(&plan);
         let setup = Setup { facts: &now, pool: &pool, sinks: None, soft_cap: None };
         let a = layer_attention(Isa::PORTABLE, &setup, &plan, &views, &[]);
         let mut queue = KvPrefetchQueue::default();

@@ -13,8 +13,8 @@
 use crate::memory::kv_pool::rows::CHUNK;
 use kvasir_kv::{Position, Slot};
 
-/// Pool id of compressed entries, which are in no pool of the session.
-pub(crate) const ENTRY_POOL: u32 = u32::MAX;
+/// Pool id of the layer's compressed entries (DeepSeek-V4), which are in no KV pool of the session.
+pub(crate) const COMPRESSED_POOL: u32 = u32::MAX;
 
 /// K and V rows with consecutive slots and consecutive positions, within one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -318,9 +318,9 @@ impl CpuModel {
 /// Q nor P. With quantized weights that error is negligible.
 fn default_kv(isa: Isa, forms: impl Iterator<Item = Form>) -> KvType {
     let forms: Vec<Form> = forms.collect();
-    let is_any = |form| forms.contains(&form);
-    let shows_rounding = isa.has_bf16_dot() || !is_any(Form::Quantized);
-    if is_any(Form::F16) || is_any(Form::Bf16) && shows_rounding { KvType::F16 } else { KvType::Bf16 }
+    let has = |form| forms.contains(&form);
+    let rounding_matters = isa.has_bf16_dot() || !has(Form::Quantized);
+    if has(Form::F16) || has(Form::Bf16) && rounding_matters { KvType::F16 } else { KvType::Bf16 }
 }
 
 /// Packs the weight matrices of one op.
@@ -395,7 +395,7 @@ fn recurrent_weights(program: &Program, packer: &Packer<'_>) -> Result<Vec<Recur
     ops.into_iter().map(weights).collect()
 }
 
-/// The tables of which an op reads single rows.
+/// The tables from which an op reads single rows.
 fn tables_of(op: &Op) -> &[WeightId] {
     match op {
         Op::Embed { table, .. } | Op::Lookup { table, .. } => std::slice::from_ref(table),
@@ -406,7 +406,7 @@ fn tables_of(op: &Op) -> &[WeightId] {
 
 /// The weights of an op, without matrices and without those of a recurrence.
 fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
-    let all = match op {
+    let vectors = match op {
         Op::Norm { weight, bias, .. } => [*weight, *bias, None],
         Op::Scale { by, .. } => [*by, None, None],
         Op::HyperConnection { form, .. } => [Some(form.scale), Some(form.base), None],
@@ -443,7 +443,7 @@ fn vectors_of(op: &Op) -> impl Iterator<Item = WeightId> {
         | Op::Gather { .. }
         | Op::Head { .. } => [None; 3],
     };
-    all.into_iter().flatten()
+    vectors.into_iter().flatten()
 }
 
 #[cfg(test)]
@@ -454,7 +454,7 @@ mod tests {
     use crate::weights::linear::Form;
 
     #[test]
-    fn bf16_weights_have_f16_kv_unless_others_are_quantized() {
+    fn default_kv_type_follows_weight_forms_and_bf16_dot_products() {
         let widened = Isa::detect().without_bf16_dot();
         let dot = Isa { bf16_dot: true, ..widened };
         let default = |isa, forms: &[Form]| default_kv(isa, forms.iter().copied());

@@ -1,5 +1,5 @@
-//! Memory: mapped buffers, lists aligned to cache lines, shared memory, the KV cache pools, the pool
-//! of recurrent states, and both of a shared prefix.
+//! Memory: mapped buffers, lists aligned to cache lines, shared memory, KV cache pools, pools of
+//! recurrent states, and the frozen pools of shared prefixes.
 //!
 //! Knows no kernel; builds on `isa`.
 

@@ -1,18 +1,19 @@
-//! Attention to a sliding window and to compressed entries (DeepSeek-V4), as ordinary attention over
-//! a second pool.
+//! Attention to a sliding window and to compressed entries (DeepSeek-V4), as ordinary attention
+//! over the KV pool and a second pool.
 //!
-//! 1. Choose the complete pools that each query attends to: all, or those that an indexer selected.
+//! 1. Choose the complete key pools that each query attends to: all, or those that an indexer
+//!    selected.
 //! 2. Compute their compressed entries once per step, in parallel, into the slots of an
-//!    [`EntryCache`].
+//!    [`EntryBuffer`].
 //! 3. Build a view per query: its compressed entries, then its window. Entry `i` has position `i`,
 //!    a token of the window has its own position plus [`FIRST_TOKEN_POSITION`]. So the order of
-//!    reduction depends on positions only.
+//!    the softmax sums depends on positions only.
 //!
 //! Compressed entries come first, because the queries of a row share them, and their views then
 //! have a common prefix.
 
-use crate::attention::build_views::QueryOfPlan;
-use crate::attention::views::{ENTRY_POOL, Run, Views};
+use crate::attention::build_views::PlanQuery;
+use crate::attention::views::{COMPRESSED_POOL, Run, Views};
 use crate::isa::features::Isa;
 use crate::memory::kv_pool::kv_type::KvType;
 use crate::memory::kv_pool::{LayerPool, Pool};
@@ -27,13 +28,13 @@ const FIRST_TOKEN_POSITION: u32 = 1 << 30;
 
 /// Storage of the compressed entries of one layer in one step.
 #[derive(Default)]
-pub(crate) struct EntryCache {
+pub(crate) struct EntryBuffer {
     pool: Option<Pool>,
 }
 
-impl EntryCache {
-    /// Makes room for `entries` keys of a layer, whose previous contents are lost. Fails if the
-    /// memory cannot be mapped.
+impl EntryBuffer {
+    /// Makes room for `entries` keys of a layer. Previous contents are lost. Fails if the memory
+    /// cannot be mapped.
     fn grow(&mut self, facts: &LayerFacts, kind: KvType, entries: usize) -> io::Result<()> {
         let entries = Slot::try_from(entries).map_err(io::Error::other)?;
         let facts = LayerFacts { window: None, index_dim: 0, ..*facts };
@@ -58,8 +59,8 @@ impl EntryCache {
     }
 }
 
-/// The compressed entries of a layer, and the sliding window beside them.
-pub(crate) struct CompressedEntries<'a> {
+/// Operands of attention to a layer's sliding window and compressed entries.
+pub(crate) struct CompressedAttention<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) facts: &'a LayerFacts,
     pub(crate) kind: KvType,
@@ -69,42 +70,42 @@ pub(crate) struct CompressedEntries<'a> {
     pub(crate) window: u32,
 }
 
-impl CompressedEntries<'_> {
-    /// Computes the compressed entries into `cache`, and builds the views of all queries.
+impl CompressedAttention<'_> {
+    /// Computes the compressed entries into `buffer`, and builds the views of all queries.
     ///
     /// # Safety
-    /// The KV slots that the plan reads must exist, and no other thread may write them concurrently.
+    /// The KV slots that the plan reads must exist. No other thread may write them concurrently.
     pub(crate) unsafe fn prepare(
         &self,
         threads: &ThreadPool,
         isa: Isa,
-        cache: &mut EntryCache,
+        buffer: &mut EntryBuffer,
         views: &mut Views,
     ) -> io::Result<()> {
         let pools = self.keys.pools;
         let attended: Vec<Vec<u32>> =
             (0..self.plan.positions.len()).map(|token| self.attended(token)).collect();
-        // The slot of each pool's entry; the pools of a row have slots in order of position.
+        // The slot of each pool's compressed entry, in order of position within a row.
         let mut slots = vec![Slot::MAX; pools.len()];
         attended.iter().flatten().for_each(|pool| slots[*pool as usize] = 0);
         let wanted: Vec<u32> = (0..pools.len() as u32).filter(|pool| slots[*pool as usize] == 0).collect();
         (0..).zip(&wanted).for_each(|(slot, pool)| slots[*pool as usize] = slot);
-        cache.grow(self.facts, self.kind, wanted.len())?;
-        let Some(layer) = cache.layer() else { return Ok(()) };
+        buffer.grow(self.facts, self.kind, wanted.len())?;
+        let Some(layer) = buffer.layer() else { return Ok(()) };
         // SAFETY: upheld by the caller; each slot is written once.
         unsafe {
             self.keys.compute(threads, isa, &wanted, &|slot, key| {
                 layer.keys.write(isa, slot as Slot, key);
             });
         }
-        views.of_queries(self.plan, |QueryOfPlan { row, query, token }, runs| {
+        views.build_queries(self.plan, |PlanQuery { row, query, token }, runs| {
             runs.extend(attended[token].iter().map(|pool| {
                 let (position, slot) = (pools.pool(*pool).number, slots[*pool as usize]);
-                Run { position, pool: ENTRY_POOL, slot, len: 1 }
+                Run { position, pool: COMPRESSED_POOL, slot, len: 1 }
             }));
             let (read, position) = (pools.read(row), self.plan.positions[token]);
-            // Dummy entries of a padded read have low positions. They come first, so that the search
-            // ends at or before the window; each entry is checked again.
+            // Padding entries of the read have low positions and come first. So the search ends at
+            // or before the window, and each entry is checked again.
             let first = read.partition_point(|entry| entry.2 + self.window <= position);
             let plan_row = &self.plan.rows[row];
             for (entry, (pool, slot, at)) in (first as u32..).zip(&read[first..]) {

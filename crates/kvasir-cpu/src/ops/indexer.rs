@@ -3,7 +3,7 @@
 //!
 //! 1. Compute the key of each pool once, in parallel; without key pools, each entry is a pool.
 //! 2. Score the pools that each query sees: `score = sum over heads of weight * max(q . k, 0)`.
-//! 3. Select the best pools of each query, and all entries in no complete pool.
+//! 3. Select the best pools of each query, and all entries that are in no complete pool.
 //!
 //! The order of summation is fixed, so the selection does not depend on the batch. Key pools begin
 //! at positions that are multiples of their size, so it does not depend on the slots either.
@@ -98,15 +98,15 @@ pub(crate) unsafe fn select(
     let tokens = indexer.q.len() / q_width.max(1);
     let mut selected = Vec::with_capacity(tokens);
     for first in (0..tokens).step_by(TOKENS_AT_ONCE) {
-        let some = first..tokens.min(first + TOKENS_AT_ONCE);
-        let scores = indexer.scores(threads, isa, some.clone(), keys);
-        let places: Vec<Mutex<Vec<u32>>> = some.map(|_| Mutex::default()).collect();
-        threads.each(places.len(), &|_, at| {
-            if let Ok(mut place) = places[at].lock() {
-                *place = indexer.best_entries(first + at, &scores[at]);
+        let range = first..tokens.min(first + TOKENS_AT_ONCE);
+        let scores = indexer.scores(threads, isa, range.clone(), keys);
+        let results: Vec<Mutex<Vec<u32>>> = range.map(|_| Mutex::default()).collect();
+        threads.each(results.len(), &|_, item| {
+            if let Ok(mut result) = results[item].lock() {
+                *result = indexer.best_entries(first + item, &scores[item]);
             }
         });
-        selected.extend(places.into_iter().map(|place| place.into_inner().unwrap_or_default()));
+        selected.extend(results.into_iter().map(|result| result.into_inner().unwrap_or_default()));
     }
     selected
 }
@@ -115,8 +115,8 @@ pub(crate) unsafe fn select(
 struct ScoreBlock {
     token: usize,
     keys: Range<usize>,
-    /// First of its scores among those of the token.
-    at: usize,
+    /// Offset of its scores among those of the token.
+    offset: usize,
 }
 
 impl Indexer<'_> {
@@ -128,22 +128,22 @@ impl Indexer<'_> {
             let leading = seen.leading.start as usize..seen.leading.end as usize;
             for start in leading.clone().step_by(KEYS_PER_ITEM) {
                 let keys = start..leading.end.min(start + KEYS_PER_ITEM);
-                blocks.push(ScoreBlock { token, at: start - leading.start, keys });
+                blocks.push(ScoreBlock { token, keys, offset: start - leading.start });
             }
-            for (at, pool) in (leading.len()..).zip(&seen.others) {
+            for (offset, pool) in (leading.len()..).zip(&seen.others) {
                 let pool = *pool as usize;
-                blocks.push(ScoreBlock { token, keys: pool..pool + 1, at });
+                blocks.push(ScoreBlock { token, keys: pool..pool + 1, offset });
             }
             scores.push(vec![0.0; leading.len() + seen.others.len()]);
         }
-        let places: Vec<DisjointRows<'_>> = scores.iter_mut().map(|all| DisjointRows::new(all, 1)).collect();
+        let outputs: Vec<_> = scores.iter_mut().map(|scores| DisjointRows::new(scores, 1)).collect();
         threads.each(blocks.len(), &|_, item| {
-            let ScoreBlock { token, keys: of, at } = &blocks[item];
+            let ScoreBlock { token, keys: range, offset } = &blocks[item];
             let weights = self.weights.map(|weights| &weights[token * self.heads..][..self.heads]);
             let query = TokenQuery { q: &self.q[token * self.q_width..][..self.q_width], weights };
             // SAFETY: the blocks of a token are disjoint.
-            let scores = unsafe { places[token - tokens.start].part(*at, 0, of.len()) };
-            score_keys(isa, query, keys.range(of), scores);
+            let scores = unsafe { outputs[token - tokens.start].part(*offset, 0, range.len()) };
+            score_keys(isa, query, keys.range(range), scores);
         });
         scores
     }
@@ -153,10 +153,10 @@ impl Indexer<'_> {
         let seen = self.keys.pools.query(token);
         let pools: Vec<u32> = seen.pools().collect();
         let mut ranking: Vec<u32> = (0..pools.len() as u32).collect();
-        let better = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
+        let by_score = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
         if self.top_k < ranking.len() {
             if self.top_k > 0 {
-                ranking.select_nth_unstable_by(self.top_k - 1, better);
+                ranking.select_nth_unstable_by(self.top_k - 1, by_score);
             }
             ranking.truncate(self.top_k);
         }
@@ -174,7 +174,7 @@ mod tests {
     use kvasir_testkit::Random;
 
     #[test]
-    fn scores_match_the_definition_with_equal_bits_on_every_instruction_set() {
+    fn scores_match_f64_with_equal_bits_on_every_isa() {
         for seed in 0..40 {
             let random = &mut Random::new(seed);
             let (width, heads, count) = (random.pick(&[1, 7, 16, 64, 100]), random.between(1, 5), 9);

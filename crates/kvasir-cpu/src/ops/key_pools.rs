@@ -1,31 +1,32 @@
 //! [`KeyPools`]: the cache entries that the rows of a plan read, in pools of consecutive positions.
 //!
-//! Pool `i` has the positions `i * size .. (i + 1) * size`. It is complete for a query that sees all
-//! of them. Positions may have gaps, so that pools after an incomplete one can be complete.
+//! Pool `i` has the positions `i * size .. (i + 1) * size`. It is complete for a query that sees
+//! all of them. Positions may have gaps, so that pools after an incomplete one can be complete.
 //!
 //! The queries of a row share its pools, so that each key is computed once per step. Without an
-//! explicit mask or a window, a query sees a prefix of the row's pools. Otherwise each query has a list
-//! of pools, which reuses those of the query before it; only branches of a draft tree have other ones.
+//! explicit mask or a window, a query sees a prefix of the row's pools. Otherwise each query lists
+//! its pools. It shares them with the previous query, except between branches of a draft tree.
 
 use kvasir_kv::{Mask, Plan, PlanRow, PoolId, Position, Slot};
 use std::ops::Range;
 
 /// A pool that is complete for some query of a plan row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EntryPool {
+pub(crate) struct CompletePool {
     /// Index of the plan row.
     pub(crate) row: u32,
     /// Position of its first entry, divided by the size.
     pub(crate) number: u32,
-    /// The pool with the preceding number, if it is complete.
+    /// Index of the complete pool with the preceding number, if there is one.
     pub(crate) previous: Option<u32>,
 }
 
 /// The pools and entries that one query sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QueryPools {
-    /// Consecutive complete pools, then others, in order of position.
+    /// The first complete pools, as far as their indices are consecutive.
     pub(crate) leading: Range<u32>,
+    /// The complete pools after them, in order of position.
     pub(crate) others: Vec<u32>,
     /// Visible entries that are in no complete pool, by number within the row's read.
     pub(crate) rest: Vec<u32>,
@@ -36,12 +37,12 @@ pub(crate) struct QueryPools {
 pub(crate) struct KeyPools {
     size: usize,
     window: Option<u32>,
-    pools: Vec<EntryPool>,
+    pools: Vec<CompletePool>,
     /// Entries of each pool by number within the row's read, `size` per pool.
     entries: Vec<u32>,
-    /// What each row reads, in order of position.
+    /// The cache entries that each row reads, in order of position.
     reads: Vec<Vec<(PoolId, Slot, Position)>>,
-    /// By token of the step.
+    /// What each token of the step sees.
     queries: Vec<QueryPools>,
 }
 
@@ -70,7 +71,7 @@ impl KeyPools {
     }
 
     /// Whether the pools have this size and sliding window.
-    pub(crate) fn is_of(&self, size: usize, window: Option<u32>) -> bool {
+    pub(crate) fn matches(&self, size: usize, window: Option<u32>) -> bool {
         (self.size, self.window) == (size.max(1), window)
     }
 
@@ -80,7 +81,7 @@ impl KeyPools {
     }
 
     /// A pool, by index.
-    pub(crate) fn pool(&self, pool: u32) -> EntryPool {
+    pub(crate) fn pool(&self, pool: u32) -> CompletePool {
         self.pools[pool as usize]
     }
 
@@ -100,12 +101,12 @@ impl KeyPools {
         self.entries(pool).iter().map(|entry| read[*entry as usize]).map(|(pool, slot, _)| (pool, slot))
     }
 
-    /// What a row reads: pool, slot and position of each entry.
+    /// The cache entries that a row reads: pool, slot and position.
     pub(crate) fn read(&self, row: usize) -> &[(PoolId, Slot, Position)] {
         &self.reads[row]
     }
 
-    /// What a token of the step sees.
+    /// The pools and entries that a token of the step sees.
     pub(crate) fn query(&self, token: usize) -> &QueryPools {
         &self.queries[token]
     }
@@ -123,9 +124,9 @@ impl KeyPools {
             let hidden = if row.mask == Mask::Causal { row.queries.len - 1 - query as u32 } else { 0 };
             let visible = (read.len() as u32).saturating_sub(hidden);
             let count = complete.partition_point(|entries| entries[self.size - 1] < visible);
-            let cut = complete.get(count).copied().unwrap_or_default();
+            let partial = complete.get(count).copied().unwrap_or_default();
             let mut rest: Vec<u32> =
-                rest.iter().chain(cut).copied().filter(|entry| *entry < visible).collect();
+                rest.iter().chain(partial).copied().filter(|entry| *entry < visible).collect();
             rest.sort_unstable();
             self.queries[token] =
                 QueryPools { leading: first..first + count as u32, others: Vec::new(), rest };
@@ -140,7 +141,7 @@ impl KeyPools {
         read: &[(PoolId, Slot, Position)],
         window: Option<u32>,
     ) {
-        // The pools that the query before sees.
+        // The pools that the previous query sees.
         let mut known: Vec<u32> = Vec::new();
         for (query, token) in row.queries.range().enumerate() {
             let position = plan.positions[token];
@@ -180,7 +181,7 @@ impl KeyPools {
     fn push_pool(&mut self, read: &[(PoolId, Slot, Position)], entries: &[u32], before: Option<u32>) {
         let number = read[entries[0] as usize].2 / self.size as u32;
         let previous = before.filter(|before| self.pool(*before).number + 1 == number);
-        self.pools.push(EntryPool { row: self.reads.len() as u32, number, previous });
+        self.pools.push(CompletePool { row: self.reads.len() as u32, number, previous });
         self.entries.extend_from_slice(entries);
     }
 }
@@ -208,7 +209,7 @@ mod tests {
     use kvasir_testkit::steps::{RowInput, row_input, step};
 
     /// Complete pools and other entries of a query, by definition.
-    fn of_definition(visible: &[(u32, Position)], size: u32) -> (Vec<Vec<u32>>, Vec<u32>) {
+    fn expected_pools(visible: &[(u32, Position)], size: u32) -> (Vec<Vec<u32>>, Vec<u32>) {
         let number = |entry: &(u32, Position)| entry.1 / size;
         let groups = visible.chunk_by(|a, b| number(a) == number(b));
         let groups: Vec<Vec<u32>> = groups.map(|all| all.iter().map(|entry| entry.0).collect()).collect();
@@ -228,7 +229,7 @@ mod tests {
                     .map(|entry| (entry, read[entry as usize].2))
                     .filter(|(entry, at)| plan.sees(row, query as u32, *entry) && in_window(*at))
                     .collect();
-                let (complete, rest) = of_definition(&visible, size);
+                let (complete, rest) = expected_pools(&visible, size);
                 let seen = pools.query(token);
                 let found: Vec<Vec<u32>> = seen.pools().map(|pool| pools.entries(pool).to_vec()).collect();
                 assert_eq!((&found, &seen.rest), (&complete, &rest), "token {token}, size {size}");
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_see_the_pools_of_the_definition() {
+    fn pools_match_their_definition_under_every_mask() {
         for seed in 0..40 {
             let random = &mut Random::new(seed);
             let config = CacheConfig { block_size: 4, ..CacheConfig::new(512) };

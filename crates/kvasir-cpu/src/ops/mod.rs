@@ -1,7 +1,7 @@
 //! Mixture of experts, with and without expert parallelism, hyper-connections, key pools with the
 //! indexer of sparse attention, and compressed entries.
 //!
-//! Know no program run; build on `gemm` and `attention`.
+//! Knows no executor; builds on `gemm` and `attention`.
 
 pub(crate) mod compressed_attend;
 pub(crate) mod expert_parallel;

@@ -1,7 +1,7 @@
 //! [`ResolvedKeyPool`]: computes the keys of key pools, and compressed entries, from cached rows.
 //!
-//! Sums run over the entries of a pool in order of position, and each channel by itself. So a key
-//! depends on the rows of its pool (and of the previous one) only.
+//! Each channel is summed separately, over the entries of a pool in order of position. So a key
+//! depends only on the rows of its pool and, with two parts, of the previous one.
 
 use crate::isa::dispatch::per_isa;
 use crate::isa::features::Isa;
@@ -28,7 +28,7 @@ pub(crate) enum ResolvedPooling<'a> {
 }
 
 /// The values and gates in a cached row: from element `start`, `parts * dim` values, then as many
-/// gates. `bias` has the biases of the gates, [size, parts * dim].
+/// gates. `bias` has the biases of the gates, `[size, parts * dim]`.
 #[derive(Clone, Copy)]
 pub(crate) struct GatedValues<'a> {
     pub(crate) start: usize,
@@ -46,7 +46,7 @@ pub(crate) struct PoolRows<'a> {
     pub(crate) own: &'a [f32],
 }
 
-/// Channels whose sums stay in registers.
+/// Channels that are summed at a time, so that their sums stay in registers.
 const BLOCK: usize = 16;
 
 #[inline(always)]
@@ -153,7 +153,7 @@ impl ResolvedKeyPool<'_> {
 pub(crate) struct IndexRows<'a> {
     pub(crate) pools: &'a [Arc<Pool>],
     pub(crate) layer: usize,
-    /// Leading elements that are read of a row.
+    /// Number of leading elements of a row that are read.
     pub(crate) width: usize,
 }
 
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn gated_sums_match_the_definition_with_equal_bits_on_every_instruction_set() {
+    fn gated_sums_match_f64_with_equal_bits_on_every_isa() {
         for seed in 0..60 {
             let random = &mut Random::new(seed);
             let (size, dim, parts) = (random.between(1, 9) as usize, random.pick(&[1, 5, 16, 40, 64]), 1);

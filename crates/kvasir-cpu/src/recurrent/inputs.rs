@@ -134,8 +134,8 @@ impl RowInputs {
         }
     }
 
-    /// Whether a slot of the executor's own pool holds the state before the first input.
-    pub(crate) fn is_read_from(&self, slot: Slot) -> bool {
+    /// Whether the state before the first input is in this slot of the executor's own pool.
+    pub(crate) fn starts_from(&self, slot: Slot) -> bool {
         self.from == Some((PoolId(0), slot))
     }
 

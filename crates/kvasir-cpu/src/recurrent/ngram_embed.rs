@@ -1,10 +1,11 @@
 //! Embeddings of hashed n-grams: the table rows of all heads of a token, concatenated. The state is
-//! the last `size - 1` token ids, each plus 1, the nearest first; 0 marks no token.
+//! the last `size - 1` token ids, each plus 1, the newest first; 0 stands for no token.
 //!
 //! 1. Read the table rows of all tokens, in parallel. The tokens before a row's first input come
 //!    from its state.
-//! 2. Store the states, last the one in the slot `from`: its ids in descending order of distance,
-//!    because each is copied from the same or a smaller distance.
+//! 2. Store the states, the one in the slot `from` last, because all others are computed from it.
+//!    Its update is in place and moves ids to the same or a larger distance. So they are written
+//!    in descending order of distance.
 //! 3. Store the ids of draft tokens in the tails.
 
 use crate::recurrent::inputs::{RowInputs, Source};
@@ -13,7 +14,7 @@ use crate::threads::rows::DisjointRows;
 use kvasir_kv::{Slot, Token};
 use kvasir_program::{NgramForm, WeightId};
 
-/// Reads row `usize` of a table.
+/// Reads a row of a table, by index, into the slice.
 pub(crate) type ReadTableRow<'a> = dyn Fn(WeightId, usize, &mut [f32]) + Sync + 'a;
 
 /// The n-gram embeddings of the tokens of a step.
@@ -51,7 +52,7 @@ impl TokenIds<'_> {
         }
     }
 
-    /// Stores the last `count` ids after the first `after` inputs of a row.
+    /// Stores the ids of the `count` inputs before input `after` of a row.
     ///
     /// # Safety
     /// As for [`stored_id`](Self::stored_id), and no other thread may access `to`.
@@ -68,7 +69,7 @@ impl TokenIds<'_> {
 ///
 /// # Safety
 /// The slots and tails of `context.inputs` must exist, and a slot or tail that is written must
-/// belong to one row. No other thread may access them.
+/// belong to one row. No other thread may access them, except to read those of frozen pools.
 pub(crate) unsafe fn run(context: &OpContext<'_>, ngrams: &NgramEmbedding<'_>, y: &DisjointRows<'_>) {
     let OpContext { threads, pool, state, inputs, .. } = *context;
     let NgramEmbedding { form, table_rows, tokens, read_row } = *ngrams;
@@ -98,7 +99,7 @@ pub(crate) unsafe fn run(context: &OpContext<'_>, ngrams: &NgramEmbedding<'_>, y
         for in_place in [false, true] {
             for segment in inputs.segments(row) {
                 let stores = segment.stores.into_iter().flatten();
-                for slot in stores.filter(|slot| row.is_read_from(*slot) == in_place) {
+                for slot in stores.filter(|slot| row.starts_from(*slot) == in_place) {
                     // SAFETY: only this row uses the slot, and one thread runs.
                     unsafe { ids.store(row, segment.inputs.end, slot, count) };
                 }

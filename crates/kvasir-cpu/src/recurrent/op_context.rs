@@ -22,7 +22,7 @@ pub(crate) struct OpContext<'a> {
 }
 
 impl OpContext<'_> {
-    /// Address of the op's state that a row reads.
+    /// Address of the op's state in a slot of the executor's own pool (id 0) or of a frozen one.
     pub(crate) fn state_from(&self, (pool, slot): (PoolId, Slot)) -> *const f32 {
         let place = (pool.0 as usize).checked_sub(1);
         let pool = place.map_or(self.pool, |place| &*self.frozen[place]);

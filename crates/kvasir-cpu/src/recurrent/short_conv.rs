@@ -40,7 +40,7 @@ pub(crate) struct ShortConv<'a> {
 }
 
 impl ShortConv<'_> {
-    /// Inputs in the state.
+    /// Number of inputs in the state.
     fn history(&self) -> usize {
         (self.kernel - 1) * self.dilation
     }
@@ -174,14 +174,14 @@ pub(crate) unsafe fn run(context: &OpContext<'_>, conv: &ShortConv<'_>, y: &Disj
         let (row, part) = (&inputs.rows[item / parts], item % parts);
         let part = part * ITEM_CHANNELS..width.min((part + 1) * ITEM_CHANNELS);
         for segment in inputs.segments(row) {
-            for slot in segment.stores.into_iter().flatten().filter(|slot| !row.is_read_from(*slot)) {
+            for slot in segment.stores.into_iter().flatten().filter(|slot| !row.starts_from(*slot)) {
                 // SAFETY: only this row uses the slot, and only this item these channels.
                 unsafe { conv_inputs.store(row, segment.inputs.end, slot, &part) };
             }
         }
         // The update in place overwrites the old state, which all other stores read.
         for segment in inputs.segments(row) {
-            for slot in segment.stores.into_iter().flatten().filter(|slot| row.is_read_from(*slot)) {
+            for slot in segment.stores.into_iter().flatten().filter(|slot| row.starts_from(*slot)) {
                 // SAFETY: as above.
                 unsafe { conv_inputs.store(row, segment.inputs.end, slot, &part) };
             }

@@ -7,7 +7,7 @@ use kvasir_program::DecayRate;
 pub(crate) enum RecurrentWeights {
     Conv(ConvWeights),
     Head(HeadWeights),
-    /// N-gram embeddings, whose table rows are read from the source.
+    /// Of n-gram embeddings: nothing, because their table rows are read from the weight source.
     NgramTables,
 }
 

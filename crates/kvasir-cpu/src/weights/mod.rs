@@ -2,7 +2,8 @@
 //!
 //! - `source.rs`, `checkpoint.rs`, `random.rs`: where weights come from. `precision.rs`: the
 //!   arithmetic that they need.
-//! - `packed_file.rs`: packed weights in shared memory. `shared_panels.rs`: those of one matrix.
+//! - `packed_file.rs`: packed weights in shared memory. `shared_panels.rs`: the panels of one
+//!   matrix in it.
 //! - `panels.rs`: panels of any format, read in place until packed. `quant/`, `bf16.rs`, `f32/`:
 //!   the formats.
 //! - `packer.rs`: picks a format per matrix. `linear.rs`: the packed matrices of ops.

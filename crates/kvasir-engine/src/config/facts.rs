@@ -11,11 +11,11 @@ pub struct Facts {
     pub max_model_len: u32,
     /// Memory that the weights leave, in bytes; `None` if unknown.
     pub free_bytes: Option<u64>,
-    /// The layer groups, with the size of their slots. Window groups are listed apart from the full
-    /// group, also if the configuration joins them.
+    /// The layer groups, with the size of their slots. Window groups are listed separately, even if
+    /// the configuration joins them to the full group.
     pub groups: Vec<GroupFacts>,
-    /// Why window groups join the full group, for reasons outside the configuration.
-    pub joins_windows: Option<JoinReason>,
+    /// Why window groups join the full group regardless of the configuration.
+    pub join_reason: Option<JoinReason>,
     /// Upper bound of the KV cache capacity in slots if the configuration does not set the
     /// capacity; `None` if only memory bounds it.
     pub max_default_capacity: Option<u32>,

@@ -12,9 +12,9 @@ pub enum JoinReason {
     Cache(CacheKind),
     /// Steps are padded to static shapes, and rows of window groups are not.
     StaticShapes,
-    /// A draft tree has several paths per sequence, a window one.
+    /// A draft tree has several paths per sequence; a window group supports one.
     TreeDrafts,
-    /// Frozen pools of a shared prefix hold all layers.
+    /// The frozen pool of a shared prefix holds all layers.
     SharedPrefix,
     /// Transferred blocks hold all layers.
     KvTransfer,

@@ -3,13 +3,13 @@
 //!
 //! `M` is the engine's share of that memory. A live state takes `live = state + tail` bytes, where
 //! the tail has a row per draft token. Between steps, a sequence holds at most `W` slots of a window
-//! group. Steps in flight write at most `S` rows: `max_num_batched_tokens` each, two with `overlap`.
+//! group. Steps in flight write at most `S = max_num_batched_tokens` rows; `overlap` doubles `S`.
 //!
 //! 1. *Checkpoints*: `C = state_memory / state`. The default is `M / 8`, at most a checkpoint per
 //!    256 slots of the requested K/V capacity, at least 4 checkpoints.
 //! 2. *Sequences*: `n = (M - C state - S window) / (T full + W window + live)`, in
 //!    `1 ..= max_num_seqs`, for sequences of `T = min(max_model_len, 8192)` tokens.
-//! 3. *Live states*: `L = n`. *Windows*: `n W + S` slots, at most those of the full group.
+//! 3. *Live states*: `L = n`. *Windows*: `n W + S` slots, at most as many as the full group has.
 //! 4. *Full group*: as many slots as the rest holds, at most `Facts::max_default_capacity`.
 //!
 //! If `kv_capacity` is set, `M` is all of the memory, and the full group takes its slots first. By
@@ -47,7 +47,7 @@ const TYPICAL_TOKENS: u32 = 8192;
 const MIN_INTERVAL: u64 = 256;
 const MAX_INTERVAL: u64 = 4096;
 
-/// The memory of an engine's cache, by use.
+/// The pools of an engine's cache, with sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryDivision {
     /// KV cache slots of the full group.
@@ -95,13 +95,13 @@ pub struct StateDivision {
 
 impl StateDivision {
     /// Bytes of a live state with its tail.
-    fn live(&self) -> u64 {
+    fn live_state_bytes(&self) -> u64 {
         self.state_bytes.saturating_add(self.tail_bytes)
     }
 
     /// Bytes of all live states with their tails.
     pub fn live_bytes(&self) -> u64 {
-        self.live().saturating_mul(self.config.live.into())
+        self.live_state_bytes().saturating_mul(self.config.live.into())
     }
 
     /// Bytes of all checkpoints.
@@ -191,7 +191,7 @@ impl Display for MemoryDivision {
 impl Display for WindowDivision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let WindowConfig { window, capacity, .. } = self.config;
-        write!(f, "{capacity} slots of windows of {window} in {}", Bytes(self.bytes()))
+        write!(f, "{capacity} slots for windows of {window} tokens in {}", Bytes(self.bytes()))
     }
 }
 
@@ -222,11 +222,11 @@ impl Display for Bytes {
     }
 }
 
-/// The sequences for which windows and live states have room.
+/// Number of sequences whose windows and live states fit into memory.
 #[derive(Clone, Copy)]
-struct Sequences {
+struct SequenceDivision {
     count: u32,
-    /// With `count` live states.
+    /// The state pool, with `count` live states.
     states: Option<StateDivision>,
 }
 
@@ -276,13 +276,13 @@ impl Divider<'_> {
             None => self.limits.max_model_len,
         });
         let mut bound = bound.min(self.max_slots());
-        if self.kv.full() == 0 {
-            // Only the sequences bound a full group without layers.
+        if self.kv.full_slot_bytes() == 0 {
+            // Slots of a full group without layers take no memory: sequences bound their number.
             let Limits { max_num_seqs, max_model_len, .. } = *self.limits;
             bound = bound.min(max_num_seqs.saturating_mul(max_model_len.max(self.block_size)));
         }
         let memory = FreeMemory(bytes);
-        let Sequences { count, states } = self.divide_among_sequences(memory, bound)?;
+        let SequenceDivision { count, states } = self.divide_among_sequences(memory, bound)?;
         let kv_memory = memory.minus(states.map_or(0, |states| states.bytes()));
         let fitting = self.kv.slots_fitting(kv_memory, count, self.max_slots());
         let slots = fitting.min(bound);
@@ -298,15 +298,15 @@ impl Divider<'_> {
             ConfigError::invalid("memory_utilization", &share, reason)
         })?;
         let is_capped = self.facts.max_default_capacity.is_some() && bytes.is_some() && fitting > slots;
-        Ok(MemoryDivision { is_capped, ..self.division(slots, Sequences { count, states }) })
+        Ok(MemoryDivision { is_capped, ..self.division(slots, SequenceDivision { count, states }) })
     }
 
-    /// A division with `slots` slots in the full group and windows for some sequences.
-    fn division(self, slots: u32, sequences: Sequences) -> MemoryDivision {
+    /// A division with `slots` slots in the full group, windows and live states for `sequences`.
+    fn division(self, slots: u32, sequences: SequenceDivision) -> MemoryDivision {
         let windows = self.kv.window_configs(sequences.count, slots);
         MemoryDivision {
             slots,
-            slot_bytes: self.kv.full(),
+            slot_bytes: self.kv.full_slot_bytes(),
             is_capped: false,
             windows: windows.map(|(config, slot_bytes)| WindowDivision { config, slot_bytes }).collect(),
             joined_windows: self.joined_windows,
@@ -342,35 +342,35 @@ impl Divider<'_> {
     }
 
     /// Divides `memory` into checkpoints, live states and windows of sequences. The full group takes
-    /// `bound` slots of it if `kv_capacity` is set, else at most `bound`. At least one sequence,
-    /// even if it does not fit.
-    fn divide_among_sequences(self, memory: FreeMemory, bound: u32) -> Result<Sequences, ConfigError> {
+    /// `bound` slots of it if `kv_capacity` is set, else at most `bound`. Counts at least one
+    /// sequence, even if it does not fit.
+    fn divide_among_sequences(self, memory: FreeMemory, bound: u32) -> Result<SequenceDivision, ConfigError> {
         let states = self.facts.states().map(|group| self.checkpoints_of(group, memory, bound));
         let mut states = states.transpose()?;
-        let full_bytes = self.kv.full().saturating_mul(bound.into());
+        let full_bytes = self.kv.full_slot_bytes().saturating_mul(bound.into());
         let free = memory.minus(states.map_or(0, |states| states.checkpoint_bytes()));
-        let beside = free.minus(self.kv.in_flight_bytes());
-        let live_bytes = states.map_or(0, |states| states.live());
+        let for_sequences = free.minus(self.kv.in_flight_bytes());
+        let live_bytes = states.map_or(0, |states| states.live_state_bytes());
         let sequence_bytes = live_bytes.saturating_add(self.kv.window_bytes(u32::MAX));
         // Every running sequence owns at least one block.
         let max = self.limits.max_num_seqs.min(bound / self.block_size);
         let count = match (free.0, self.config.kv_capacity) {
             (None, _) if full_bytes == 0 => max,
             (None, _) => FreeMemory(Some(full_bytes)).count_fitting(sequence_bytes, max),
-            (Some(_), Some(_)) => beside.minus(full_bytes).count_fitting(sequence_bytes, max),
+            (Some(_), Some(_)) => for_sequences.minus(full_bytes).count_fitting(sequence_bytes, max),
             (Some(_), None) => {
                 let tokens = self.limits.max_model_len.min(TYPICAL_TOKENS);
-                let full = self.kv.full().saturating_mul(tokens.into());
+                let full = self.kv.full_slot_bytes().saturating_mul(tokens.into());
                 let kv = full.saturating_add(self.kv.window_bytes(tokens));
-                beside.count_fitting(kv.saturating_add(live_bytes), max)
+                for_sequences.count_fitting(kv.saturating_add(live_bytes), max)
             }
         };
         let count = count.max(1);
         states.iter_mut().for_each(|states| states.config.live = count);
-        Ok(Sequences { count, states })
+        Ok(SequenceDivision { count, states })
     }
 
-    /// The checkpoints of a state pool that has one live state yet.
+    /// A state pool with checkpoints and one live state; the caller sets the number of live states.
     fn checkpoints_of(
         self,
         group: &GroupFacts,
@@ -383,7 +383,7 @@ impl Divider<'_> {
             live: 1,
             checkpoints: self.checkpoints(state_bytes, memory, bound)?,
             tail_rows: self.facts.longest_draft,
-            interval: interval.unwrap_or_else(|| default_interval(state_bytes, self.kv.full())),
+            interval: interval.unwrap_or_else(|| default_interval(state_bytes, self.kv.full_slot_bytes())),
         };
         let tail_bytes = group.tail_row_bytes.saturating_mul(self.facts.longest_draft.into());
         Ok(StateDivision { config, state_bytes, tail_bytes })
@@ -399,7 +399,7 @@ impl Divider<'_> {
             })?;
             return Ok(count as u32);
         }
-        let kv_bytes = self.kv.full().saturating_mul(bound.into());
+        let kv_bytes = self.kv.full_slot_bytes().saturating_mul(bound.into());
         let budget = match (memory.0, self.config.kv_capacity) {
             (None, _) => kv_bytes,
             (Some(bytes), None) => bytes / CHECKPOINT_DIVISOR,
@@ -422,8 +422,8 @@ impl Divider<'_> {
              of {} each, a live state of {} and {slots} slots of K/V of {} each{windows}",
             Bytes(bytes),
             Bytes(size),
-            Bytes(states.live()),
-            Bytes(self.kv.full()),
+            Bytes(states.live_state_bytes()),
+            Bytes(self.kv.full_slot_bytes()),
         )
     }
 }

@@ -53,7 +53,7 @@ pub struct EngineConfig {
     /// Whether sliding-window layers have ring buffers, for `contiguous`.
     pub rings: bool,
     /// Whether K/V blocks are exported or imported. Sliding-window layers then store K/V of all
-    /// tokens: a block holds all layers.
+    /// tokens, because a transferred block holds all layers.
     pub transfers_kv: bool,
     /// Automatic prefix caching, for `paged` and `radix`; on by default.
     pub prefix_cache: Option<bool>,

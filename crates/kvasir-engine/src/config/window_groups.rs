@@ -1,7 +1,8 @@
-//! Whether sliding-window layers have pools of their own (window groups), or join the full group.
+//! Decides whether sliding-window layers have pools of their own (window groups) or join the full
+//! group.
 //!
-//! Joining costs memory only: the mask of a layer applies its window. So no configuration is
-//! refused for it; the start line names the reason.
+//! Joined layers take more memory but compute the same: the attention mask applies the window. So
+//! no configuration is refused for joining; the startup log names the reason.
 
 use crate::config::EngineConfig;
 use crate::config::error::{ConfigError, ensure};
@@ -24,13 +25,13 @@ impl EngineConfig {
         } else if self.transfers_kv {
             Some(JoinReason::KvTransfer)
         } else {
-            facts.joins_windows
+            facts.join_reason
         }
     }
 }
 
 impl Resolved {
-    /// Refuses what a cache with window groups does not support, by name.
+    /// Refuses a policy that does not support window groups.
     pub(super) fn check_window_groups(&self) -> Result<(), ConfigError> {
         ensure(self.cache.windows.is_empty() || !self.policy.is_rectangular(), || {
             let reason = "its steps are padded to static shapes, and the rows of window groups are not";
@@ -66,7 +67,7 @@ mod tests {
         EngineConfig { policy, ..EngineConfig::default() }
     }
 
-    /// The reason for which windows join, after comparing division, cache and core.
+    /// Why windows join. Checks that division, cache and core have the same window groups.
     fn reason(config: &EngineConfig, facts: &Facts) -> Option<JoinReason> {
         let resolved = config.resolve(facts).unwrap();
         let division = &resolved.division;
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_join_the_full_group_where_pools_of_their_own_are_unsupported() {
+    fn windows_join_the_full_group_if_unsupported() {
         let of_cache = |kind| EngineConfig { cache: Some(kind), ..EngineConfig::default() };
         for kind in [CacheKind::Paged, CacheKind::Radix, CacheKind::Cells] {
             assert_eq!(reason(&of_cache(kind), &facts()), None);
@@ -93,14 +94,14 @@ mod tests {
         assert_eq!(reason(&EngineConfig::default(), &batch_sizes), Some(JoinReason::StaticShapes));
         let transfers = EngineConfig { transfers_kv: true, ..EngineConfig::default() };
         assert_eq!(reason(&transfers, &facts()), Some(JoinReason::KvTransfer));
-        let trees = Facts { joins_windows: Some(JoinReason::TreeDrafts), ..facts() };
+        let trees = Facts { join_reason: Some(JoinReason::TreeDrafts), ..facts() };
         assert_eq!(reason(&EngineConfig::default(), &trees), Some(JoinReason::TreeDrafts));
         let rings = EngineConfig { rings: true, ..of_cache(CacheKind::Contiguous) };
         assert_eq!(reason(&rings, &facts()), None);
     }
 
     #[test]
-    fn rectangles_are_refused_beside_window_groups() {
+    fn rectangular_steps_are_refused_with_window_groups() {
         let mut resolved = rectangular().resolve(&facts()).unwrap();
         resolved.cache.windows = vec![WindowConfig { window: 64, capacity: 1024, longest_draft: 0 }];
         let refused = resolved.core().err().map(|error| error.to_string()).unwrap_or_default();

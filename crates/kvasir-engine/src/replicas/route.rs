@@ -103,7 +103,7 @@ pub struct RouterConfig {
     /// Tokens per block of the replicas' prefix caches, for [`Route::Prefix`].
     pub block_size: u32,
     /// Whether prefix hits end at checkpoints of recurrent states, for [`Route::Prefix`].
-    pub ends_at_checkpoints: bool,
+    pub hits_end_at_checkpoints: bool,
     /// The imbalance that [`Route::Prefix`] tolerates.
     pub imbalance: Imbalance,
     /// [`Route::Prefix`] routes a request to a replica that is still computing its prefix if the
@@ -119,7 +119,7 @@ impl RouterConfig {
             route,
             request_weight: 0,
             block_size: 16,
-            ends_at_checkpoints: false,
+            hits_end_at_checkpoints: false,
             imbalance: Imbalance::default(),
             gather_at: 24,
         }

@@ -12,17 +12,18 @@
 //!    [`Imbalance`](crate::Imbalance). Otherwise find the longest shorter prefix with such a
 //!    replica, by binary search: the holders of a prefix also hold all shorter ones.
 //!
-//!    With recurrent states ([`RouterConfig::ends_at_checkpoints`]) a replica holds a prefix only if
-//!    it has a checkpoint at its end, and all shorter ones are searched. Blocks of outstanding
-//!    prompts count without a checkpoint: the position of the next one is not known before the
-//!    prompt is computed.
+//!    With recurrent states ([`RouterConfig::hits_end_at_checkpoints`]), a replica can reuse a
+//!    prefix only if it has a checkpoint at the prefix's end. It may lack one at the end of shorter
+//!    prefixes, so the search is linear. Blocks of outstanding prompts count without a checkpoint,
+//!    because the positions of a prompt's checkpoints are unknown before it is computed.
 //! 3. If there is none, pick the session's replica if it is within the imbalance, else the least
 //!    loaded.
 //!
 //! Cost of a pick: linear in the prompt and O(log n) in n replicas; [`Route::Prefix`] also searches
-//! holders by load, about O(√n) per binary-search step or block with a checkpoint. Invariant: every `Charge` is released
-//! exactly once, when its request has ended or could not be sent. Guarded by `replicas/tests.rs`,
-//! against a naive model.
+//! holders by load, about O(√n) per binary-search step or block with a checkpoint.
+//!
+//! Invariant: every `Charge` is released exactly once, when its request has ended or could not be
+//! sent. Guarded by `replicas/tests.rs`, against a naive model.
 
 use crate::replicas::load_order::{Load, LoadKey, LoadOrder};
 use crate::replicas::prefix_map::PrefixMap;
@@ -166,9 +167,9 @@ impl Router {
         let replica = replica as u32;
         let hashes = prefix_hashes(request.prompt, request.salt, self.config.block_size);
         let held = (1..).zip(hashes.take_while(|hash| self.stored.is_held_by(*hash, replica)));
-        let is_end =
-            |hash: u64| !self.config.ends_at_checkpoints || self.checkpoints.is_held_by(hash, replica);
-        held.filter(|(_, hash)| is_end(*hash)).last().map_or(0, |(blocks, _)| blocks)
+        let can_end_at =
+            |hash: u64| !self.config.hits_end_at_checkpoints || self.checkpoints.is_held_by(hash, replica);
+        held.filter(|(_, hash)| can_end_at(*hash)).last().map_or(0, |(blocks, _)| blocks)
     }
 
     /// Forgets the blocks of a replica that restarts with an empty prefix cache.
@@ -197,7 +198,9 @@ impl Router {
         {
             self.sessions.set(session, replica as u32);
         }
-        let expected = self.hashes[held..].to_vec();
+        // A checkpoint may be evicted while a request uses the blocks before it.
+        let first_expected = if self.config.hits_end_at_checkpoints { 0 } else { held };
+        let expected = self.hashes[first_expected..].to_vec();
         expected.iter().for_each(|&hash| self.expected.add(hash, replica as u32));
         self.charge(replica, |load| Load {
             requests: load.requests.saturating_add(1),
@@ -257,7 +260,7 @@ impl Router {
     fn longest_prefix(&self) -> Option<(usize, usize)> {
         let gathers = self.least_requests() >= self.config.gather_at;
         let expected = |hash| if gathers { self.expected.holders(hash) } else { &[] };
-        let found = if self.config.ends_at_checkpoints {
+        let found = if self.config.hits_end_at_checkpoints {
             let found = [self.longest_checkpoint(), self.longest_held(|hash| [&[], expected(hash)])];
             found.into_iter().flatten().min()
         } else {
@@ -266,14 +269,14 @@ impl Router {
         found.map(|held| (held.replica as usize, held.blocks.0))
     }
 
-    /// The longest prefix that one of its `holders` within the imbalance holds. The holders of a
-    /// prefix must also hold all shorter ones.
+    /// The longest prefix that a replica within the imbalance holds. `holders` lists the replicas
+    /// that hold the block of a hash; those of a prefix must also hold all shorter ones.
     fn longest_held<'a>(&self, holders: impl Fn(u64) -> [&'a [u32]; 2]) -> Option<HeldPrefix> {
-        let is_held = |hash: &&u64| holders(**hash).iter().any(|of| !of.is_empty());
+        let is_held = |hash: &&u64| holders(**hash).iter().any(|list| !list.is_empty());
         let matched = self.hashes.iter().take_while(is_held).count();
         let holder = |blocks: usize| {
             let holders = holders(*self.hashes.get(blocks.checked_sub(1)?)?);
-            let least = holders.into_iter().filter_map(|of| self.least_loaded_of(of, |_| true)).min()?;
+            let least = holders.into_iter().filter_map(|list| self.least_loaded_of(list, |_| true)).min()?;
             self.within_imbalance(blocks, least)
         };
         let mut best = holder(matched);

@@ -161,7 +161,7 @@ fn an_overloaded_replica_is_not_chosen_for_its_prefix() {
 #[test]
 fn a_longer_match_with_an_earlier_checkpoint_loses() {
     let config =
-        RouterConfig { block_size: 2, ends_at_checkpoints: true, ..RouterConfig::new(Route::Prefix) };
+        RouterConfig { block_size: 2, hits_end_at_checkpoints: true, ..RouterConfig::new(Route::Prefix) };
     let mut router = Router::new(config, 2);
     let prompt: Vec<Token> = (0..20).collect();
     let hashes: Vec<u64> = prefix_hashes(&prompt, 0, 2).collect();
@@ -237,9 +237,10 @@ impl Naive {
         let own = request.session.and_then(|session| self.sessions.get(&session).copied()).filter(available);
         if config.route == Route::Prefix {
             for prefix in prefixes(request.prompt).rev() {
-                let is_end = |r: usize| !config.ends_at_checkpoints || self.checkpoints[r].contains(prefix);
+                let can_end =
+                    |r: usize| !config.hits_end_at_checkpoints || self.checkpoints[r].contains(prefix);
                 let holds = |r: &usize| {
-                    self.stored[*r].contains(prefix) && is_end(*r) || gathers && self.is_in_use(*r, prefix)
+                    self.stored[*r].contains(prefix) && can_end(*r) || gathers && self.is_in_use(*r, prefix)
                 };
                 let best = all().filter(holds).filter(fits).min_by_key(|&replica| (key(replica), replica));
                 if best.is_some() {
@@ -270,7 +271,7 @@ fn picks_equal_those_of_a_naive_model() {
         let config = RouterConfig {
             request_weight: random.below(9),
             block_size: BLOCK as u32,
-            ends_at_checkpoints: seed % 3 == 0,
+            hits_end_at_checkpoints: seed % 3 == 0,
             gather_at: random.below(4),
             imbalance: Imbalance { requests: random.below(6), factor: 1.0 + random.below(3) as f64 / 2.0 },
             ..RouterConfig::new(Route::ALL[seed as usize % Route::ALL.len()])
@@ -328,13 +329,13 @@ fn step(router: &mut Router, naive: &mut Naive, random: &mut Random) {
             }
         }
         18 => {
-            let (key, of) =
-                (random.below(u64::MAX), |prefix: &[Token]| prefix_hashes(prefix, 0, BLOCK as u32).last());
-            let prefix =
-                naive.stored[replica].iter().min_by_key(|prefix| of(prefix).unwrap_or_default() ^ key);
-            let Some((prefix, hash)) = prefix.and_then(|prefix| Some((prefix.clone(), of(prefix)?))) else {
-                return;
-            };
+            // Picks by hash, because the iteration order of a `HashSet` is not reproducible.
+            let random_bits = random.below(u64::MAX);
+            let hash_of = |prefix: &[Token]| prefix_hashes(prefix, 0, BLOCK as u32).last();
+            let order = |prefix: &&Vec<Token>| hash_of(prefix).unwrap_or_default() ^ random_bits;
+            let prefix = naive.stored[replica].iter().min_by_key(order);
+            let picked = prefix.and_then(|prefix| Some((prefix.clone(), hash_of(prefix)?)));
+            let Some((prefix, hash)) = picked else { return };
             let event = if naive.checkpoints[replica].remove(&prefix) {
                 KvEvent::CheckpointRemoved { hash }
             } else {

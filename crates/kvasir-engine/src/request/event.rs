@@ -70,8 +70,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// A summary with all counts zero and without times, for a request that no engine has run. Its
-    /// id is the tag.
+    /// A summary with all counts zero and without times, for a request that no engine has run. Uses
+    /// `tag` as the request id.
     pub fn empty(tag: u64, finish: Finish) -> Self {
         Self {
             request: RequestId(tag),

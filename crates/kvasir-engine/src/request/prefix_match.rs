@@ -1,7 +1,7 @@
 //! `PrefixMatch`: how many prompt tokens of a request matched cached K/V at its admission, and why
 //! the match ended there.
 
-use kvasir_kv::ShortHit;
+use kvasir_kv::CacheEnd;
 use serde::{Deserialize, Serialize};
 
 /// The match of a prompt with cached K/V.
@@ -13,15 +13,15 @@ pub struct PrefixMatch {
     /// Why the cache did not serve all whole blocks of the prompt. `None` if it did, or if nothing
     /// was looked up because prefix caching is off, or the request returns prompt
     /// log-probabilities.
-    pub short: Option<ShortHit>,
-    /// The reason that the client may see: `short`, with `NeverComputed` in place of `OtherKey` if
+    pub cache_end: Option<CacheEnd>,
+    /// The reason that the client may see: `cache_end`, with `NeverComputed` in place of `OtherKey` if
     /// the block was cached by another API key.
-    pub public_short: Option<ShortHit>,
+    pub public_cache_end: Option<CacheEnd>,
 }
 
 impl PrefixMatch {
     /// The match of a request that was never admitted.
-    pub const NONE: Self = Self { matched: 0, short: None, public_short: None };
+    pub const NONE: Self = Self { matched: 0, cache_end: None, public_cache_end: None };
 }
 
 /// The first admission of a request.

@@ -124,8 +124,8 @@ pub(crate) struct Cold {
     pub(crate) params: Params,
     /// Number of outputs, including dropped ones, at which the context is full.
     pub(crate) context_left: u32,
-    /// Tokens that its admission found cached in the full group: the hit, and those whose other
-    /// layer groups lack data.
+    /// Number of tokens that its admission found cached in the full group: at least the hit, which
+    /// all layer groups must have.
     pub(crate) matched: u32,
     /// Length up to which slots were reserved at admission.
     pub(crate) reserve_to: u32,
@@ -170,7 +170,7 @@ pub(crate) struct Cold {
 impl Sequence {
     /// A waiting sequence without an id; the core assigns one when it is inserted.
     pub fn new(mut request: Request) -> Self {
-        // Searched with every token.
+        // `KvManager::has_unpublished_mark` searches them with every token.
         request.params.marks.sort_unstable();
         let chain = request.params.chain.as_deref();
         let mirostat = chain.and_then(|chain| chain.mirostat).map(|_| MirostatState::default());

@@ -1,9 +1,8 @@
 //! Admission by the slots of window groups.
 //!
-//! A sequence of `len` tokens holds `w = min(len, W)` slots of a window group between steps. While
-//! prompts longer than that are computed, a step adds at most `step` rows to all sequences. A
-//! request is admitted if, for the running sequences and itself,
-//! `sum w + min(step, sum (uncomputed rows beyond w)) <= capacity`.
+//! A sequence of `len` tokens holds `w = min(len, W)` slots of a window group between steps. A step
+//! adds at most `step` rows to all sequences. A request is admitted if, for the running sequences
+//! and itself, `sum w + min(step, sum min(uncomputed, len - w)) <= capacity`.
 //!
 //! Growth after admission is not reserved: if a claim lacks window slots, rows are deferred and
 //! sequences preempted, as in the full group.
@@ -27,16 +26,16 @@ pub(crate) fn window_shortage<'a>(
     sequences: impl Iterator<Item = &'a Sequence> + Clone,
 ) -> Option<DeferReason> {
     let shortage = |window: &WindowConfig| {
-        let most = window.slots_per_sequence(step.block.rows());
-        let (mut held, mut computed) = (0_u64, 0_u64);
+        let max_held = window.slots_per_sequence(step.block.rows());
+        let (mut held, mut added) = (0_u64, 0_u64);
         for sequence in sequences.clone() {
             let len = step.block.whole(sequence.len() + sequence.skipped);
-            let kept = len.min(most);
+            let held_by_sequence = len.min(max_held);
             let uncomputed = sequence.len().saturating_sub(sequence.claimed);
-            held += u64::from(kept);
-            computed += u64::from(uncomputed.min(len - kept));
+            held += u64::from(held_by_sequence);
+            added += u64::from(uncomputed.min(len - held_by_sequence));
         }
-        let needed = (held + computed.min(step.rows.into())).min(u32::MAX.into()) as u32;
+        let needed = (held + added.min(step.rows.into())).min(u32::MAX.into()) as u32;
         let available = window.capacity;
         (needed > available).then_some(DeferReason::Reserved { needed, available })
     };
@@ -55,7 +54,7 @@ mod tests {
         Sequence { claimed, ..Sequence::new(Request { prompt, ..Request::default() }) }
     }
 
-    /// Slots needed beyond the capacity, with steps of 30 rows and blocks of 4 slots.
+    /// The slots needed, if more than the capacity, with steps of 30 rows and blocks of 4 slots.
     fn needed(sequences: &[Sequence]) -> Option<u32> {
         let step = StepSize { rows: 30, block: BlockSize::new(4) };
         match window_shortage(&[WINDOW], step, sequences.iter()) {

@@ -2,7 +2,7 @@
 //! writes, and fills the batch.
 //!
 //! 1. `claim` takes slots for all rows of the step or for none. If the cache is full, the last row
-//!    is deferred and the claim is retried. For slots of a window group, retained sessions are
+//!    is deferred and the claim is retried. If a window group is full, retained sessions are
 //!    evicted first. Draft trees are proposed to the cache before the claim and withdrawn if it
 //!    fails.
 //! 2. `Cache::plan` writes the plan. For encoders, all rows then get `Mask::None`.
@@ -86,7 +86,7 @@ impl StepBuilder {
                 },
                 Err(CacheError::Full { group, needed, available }) => {
                     withdraw_trees(state);
-                    // Admission ignores the windows of retained sessions, and later growth.
+                    // Admission counts neither windows of retained sessions nor growth after it.
                     let missing = needed.saturating_sub(available).max(1);
                     if group != GroupId::FULL && state.kv.evict_in(group, missing) {
                         continue;

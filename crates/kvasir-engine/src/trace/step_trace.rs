@@ -7,7 +7,7 @@
 use crate::request::timings::Nanos;
 use crate::scheduler::defer_reason::DeferReason;
 use kvasir_exec::StepKind;
-use kvasir_kv::ShortHit;
+use kvasir_kv::CacheEnd;
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeSeq};
 
 /// Delta record of one `schedule` call and of the results that arrived before the next. Requests
@@ -29,7 +29,7 @@ pub struct StepTrace {
     pub admitted: Vec<(u64, u32)>,
     /// Admissions with a short prefix hit: request number, tokens that matched cached K/V, reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub short_hits: Vec<(u64, u32, ShortHit)>,
+    pub short_hits: Vec<(u64, u32, CacheEnd)>,
     /// K/V tokens of requests that were running when the trace began: request number, tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub computed: Vec<(u64, u32)>,

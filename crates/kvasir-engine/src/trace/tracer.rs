@@ -5,7 +5,7 @@
 //! as held. A tracer that joins a running engine first writes the full state of every live request.
 //! One that is limited to a client key writes that key's requests only: others are neither named
 //! nor described, but the pool's usage and the numbers of waiting and running requests count them.
-//! It writes `PrefixMatch::public_short` as the reason of a short prefix hit.
+//! It writes `PrefixMatch::public_cache_end` as the reason of a short prefix hit.
 
 use crate::core::Core;
 use crate::engine::Observer;
@@ -172,9 +172,9 @@ impl<S: TraceSink> Tracer<S> {
             let Some(known) = self.live.get_mut(&admission.request) else { continue };
             known.computed = admission.hit;
             self.record.admitted.push((known.number, admission.hit));
-            let PrefixMatch { matched, short, public_short } = admission.prefix;
-            let short = if self.only.is_some() { public_short } else { short };
-            self.record.short_hits.extend(short.map(|short| (known.number, matched, short)));
+            let PrefixMatch { matched, cache_end, public_cache_end } = admission.prefix;
+            let cache_end = if self.only.is_some() { public_cache_end } else { cache_end };
+            self.record.short_hits.extend(cache_end.map(|cache_end| (known.number, matched, cache_end)));
         }
         for request in record.preempted.iter().chain(&record.shifted) {
             self.record.preempted.extend(self.number(*request));

@@ -58,8 +58,8 @@ fn every_completion_equals_its_request_run_alone() {
             windowed,
         } = seen;
         let all = [completed, preemptions, hits, accepted, aborted, failed, capacity, refused, lost, shifted];
-        let of_groups = [recurrent, windowed].into_iter().flat_map(|seen| {
-            let workload::GroupCoverage { completed, preemptions, hits, accepted, failed, shifted } = seen;
+        let of_groups = [recurrent, windowed].into_iter().flat_map(|group| {
+            let workload::GroupCoverage { completed, preemptions, hits, accepted, failed, shifted } = group;
             [completed, preemptions, hits, accepted, failed, shifted]
         });
         let all = all.into_iter().chain(of_groups);

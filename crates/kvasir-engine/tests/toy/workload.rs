@@ -29,8 +29,8 @@ pub(crate) struct Setup {
     pub(crate) aborts: bool,
     pub(crate) states: Option<StateConfig>,
     pub(crate) windows: Vec<u32>,
-    /// The pools of the windows; none if they join the full group.
-    pub(crate) pools: Vec<WindowConfig>,
+    /// A pool per window; empty if the windows join the full group.
+    pub(crate) window_pools: Vec<WindowConfig>,
 }
 
 /// Coverage counters of the workloads, so that a test that exercises nothing fails.
@@ -50,7 +50,7 @@ pub(crate) struct Coverage {
     pub(crate) windowed: GroupCoverage,
 }
 
-/// Counters of caches with states, or with window groups.
+/// Coverage counters of requests over caches with recurrent states, or with window groups.
 #[derive(Debug, Default)]
 pub(crate) struct GroupCoverage {
     pub(crate) completed: u64,
@@ -62,10 +62,10 @@ pub(crate) struct GroupCoverage {
 }
 
 impl Coverage {
-    /// The counters of the groups that this setup has.
+    /// The counters of the layer groups that this setup has.
     fn groups(&mut self, setup: &Setup) -> Vec<&mut GroupCoverage> {
         let recurrent = setup.states.is_some().then_some(&mut self.recurrent);
-        let windowed = (!setup.pools.is_empty()).then_some(&mut self.windowed);
+        let windowed = (!setup.window_pools.is_empty()).then_some(&mut self.windowed);
         recurrent.into_iter().chain(windowed).collect()
     }
 }
@@ -121,7 +121,7 @@ impl Setup {
             aborts: random.chance(30),
             states: None,
             windows: Vec::new(),
-            pools: Vec::new(),
+            window_pools: Vec::new(),
         };
         (setup.with_random_groups(), random)
     }
@@ -139,19 +139,19 @@ impl Setup {
         // Models with a recurrent state refuse draft trees.
         let drafts = if states.is_some() && self.drafts == "tree" { "chain" } else { self.drafts };
         let longest_draft = random.between(1, 6);
-        let pools = windows.iter().map(|&window| self.pool(window, longest_draft)).collect();
-        // The rectangular policy and caches of one sequence exclude window groups.
-        let excludes_pools = kind_named(self.cache).holds_one_sequence() || self.policy == "rectangular";
-        let pools = if excludes_pools || random.chance(30) { Vec::new() } else { pools };
-        Self { windows, pools, states, drafts, ..self }
+        let pools = windows.iter().map(|&window| self.window_pool(window, longest_draft)).collect();
+        // The rectangular policy and caches of one sequence do not support window groups.
+        let must_join = kind_named(self.cache).holds_one_sequence() || self.policy == "rectangular";
+        let window_pools = if must_join || random.chance(30) { Vec::new() } else { pools };
+        Self { windows, window_pools, states, drafts, ..self }
     }
 
     /// A pool for the windows of all running sequences and three steps in flight.
-    fn pool(&self, window: u32, longest_draft: u32) -> WindowConfig {
-        let of_sequence = window - 1 + longest_draft + 3 * self.block;
-        let of_steps = 3 * (self.budget + self.seqs * (longest_draft + 1));
-        let capacity = (self.seqs * of_sequence + of_steps).next_multiple_of(self.block);
-        WindowConfig { window, capacity, longest_draft }
+    fn window_pool(&self, window: u32, longest_draft: u32) -> WindowConfig {
+        let config = WindowConfig { window, capacity: 0, longest_draft };
+        let step_rows = self.budget + self.seqs * (longest_draft + 1);
+        let capacity = self.seqs * config.slots_per_sequence(self.block) + 3 * step_rows;
+        WindowConfig { capacity: capacity.next_multiple_of(self.block), ..config }
     }
 
     pub(crate) fn shape(&self) -> ToyShape {
@@ -166,7 +166,7 @@ impl Setup {
             max_sequences: if kind == CacheKind::Cells { 64 } else { default.max_sequences },
             sharing: self.sharing,
             dummy: self.policy == "rectangular",
-            windows: self.pools.clone(),
+            windows: self.window_pools.clone(),
             states: self.states,
             ..default
         };
@@ -346,7 +346,7 @@ fn drive(setup: &Setup, random: &mut Random, seen: &mut Coverage) -> Result<(), 
         if lost || (all_here && turn_done == Turn::Idle) {
             let accepted = engine.core().draft_stats().totals().0;
             seen.accepted += accepted;
-            seen.groups(setup).into_iter().for_each(|seen| seen.accepted += accepted);
+            seen.groups(setup).into_iter().for_each(|group| group.accepted += accepted);
             seen.lost += u64::from(lost);
             return check_completions(setup, &engine, &planned, &received, lost);
         }
@@ -392,12 +392,12 @@ fn collect_events(
             Finish::Refused(_) => seen.refused += 1,
             _ => {}
         }
-        for seen in seen.groups(setup) {
-            seen.preemptions += u64::from(ended.preemptions);
-            seen.hits += u64::from(ended.cached > 0);
-            seen.shifted += u64::from(ended.dropped > 0);
-            seen.completed += u64::from(matches!(ended.finish, Finish::Eos | Finish::MaxTokens));
-            seen.failed += u64::from(matches!(ended.finish, Finish::Failed(_)));
+        for group in seen.groups(setup) {
+            group.preemptions += u64::from(ended.preemptions);
+            group.hits += u64::from(ended.cached > 0);
+            group.shifted += u64::from(ended.dropped > 0);
+            group.completed += u64::from(matches!(ended.finish, Finish::Eos | Finish::MaxTokens));
+            group.failed += u64::from(matches!(ended.finish, Finish::Failed(_)));
         }
     }
     outbox.clear();
@@ -460,9 +460,10 @@ fn check_completions(
     }
     let cache = engine.core().cache();
     let (usage, states) = (cache.usage(), states_usage(cache));
-    let of_windows = (1..).zip(&setup.pools).map(|(group, pool)| (cache.usage_of(GroupId(group)), pool));
+    let windows = (1..).map(GroupId).zip(&setup.window_pools);
+    let window_usage = windows.map(|(group, pool)| (cache.usage_of(group), pool));
     let is_baseline = usage.free + usage.evictable == cache.shape().capacity
-        && { of_windows }.all(|(usage, pool)| usage.free + usage.evictable == pool.capacity)
+        && { window_usage }.all(|(usage, pool)| usage.free + usage.evictable == pool.capacity)
         && (usage.held, usage.leased) == (0, 0)
         && states.free == setup.states.map_or(0, |states| states.live);
     if is_baseline {

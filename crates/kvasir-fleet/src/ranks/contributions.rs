@@ -16,7 +16,7 @@
 //! the collective in the step, kind and length. Ranks whose headers differ are out of step, which
 //! is an error. A rank that cannot run a step publishes an *abort* header as its first chunk.
 //!
-//! `loom/` checks the protocol; `tests` compares the bits with those of ranks that are threads.
+//! `loom/` checks the protocol; `tests` compares the bits with `kvasir_testkit::ranks::ThreadRank`.
 
 use crate::ranks::endpoint::Endpoint;
 use crate::ranks::layout::{CHUNK_HEADER_WORDS, Layout};

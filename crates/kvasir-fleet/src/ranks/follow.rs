@@ -161,8 +161,8 @@ impl RankProcess {
                 (record::RELEASE, [group, ranges @ ..]) => {
                     let ranges: Vec<_> =
                         ranges.as_chunks().0.iter().map(|&[start, end]| start..end).collect();
-                    let group = u8::try_from(*group);
-                    let group = group.map_err(|_| RankError::Ring("a layer group is out of range".into()))?;
+                    let group = u8::try_from(*group)
+                        .map_err(|_| RankError::Ring(format!("layer group `{group}` is out of range")))?;
                     executor.release(GroupId(group), &ranges);
                 }
                 (record::STEP, words) => {

@@ -28,10 +28,10 @@ pub(crate) enum FromRank {
 }
 
 /// Sizes of the pools of every rank. Plans of rank 0 name slots of these pools, so all ranks have
-/// equally many, though a slot has different bytes on each rank.
+/// the same number of slots. The bytes per slot differ between ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolSizes {
-    /// Slots of the full group.
+    /// K/V slots of the full group.
     pub slots: u32,
     /// The pools of the window groups.
     pub windows: Vec<WindowConfig>,

@@ -42,11 +42,13 @@ pub(super) fn write(model: &Checkpoint, out: &mut Writer) -> Result<Vec<(&'stati
     Ok(written.tensors)
 }
 
-/// Writes the number of token types of an encoder, without which llama.cpp refuses the file.
-pub(super) fn token_types(outputs: &[Output], out: &mut Writer) {
+/// Writes the number of token types if the model has a token-type embedding (encoders). llama.cpp
+/// requires the key.
+pub(super) fn write_token_type_count(outputs: &[Output], out: &mut Writer) {
     let table = outputs.iter().find(|output| output.name == "token_types.weight");
-    if let Some(rows) = table.and_then(|table| table.shape.first()) {
-        out.set("tokenizer.ggml.token_type_count", Value::U32(u32::try_from(*rows).unwrap_or(u32::MAX)));
+    if let Some(count) = table.and_then(|table| table.shape.first()) {
+        let count = u32::try_from(*count).unwrap_or(u32::MAX);
+        out.set("tokenizer.ggml.token_type_count", Value::U32(count));
     }
 }
 

@@ -88,7 +88,7 @@ pub fn convert_to(
             let rows = placement::size(checkpoint.config(), "vocab_size")?;
             let json = checkpoint.beside("tokenizer.json", 256 << 20)?;
             vocab::write(&TextFiles::open(checkpoint.path())?, json.as_deref(), rows, &mut writer)?;
-            metadata::token_types(&outputs, &mut writer);
+            metadata::write_token_type_count(&outputs, &mut writer);
             outputs
         }
     };

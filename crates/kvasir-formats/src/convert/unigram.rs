@@ -17,8 +17,8 @@ use serde_json::Value as Json;
 /// matrix.
 pub(super) fn write(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
     let collapses_runs = write_normalizer(json, out)?;
-    let removes_spaces = splits_at_white_space(json)? || collapses_runs;
-    out.set(REMOVE_EXTRA_WHITESPACES, Value::Bool(removes_spaces));
+    let splits = splits_at_white_space(json)?;
+    out.set(REMOVE_EXTRA_WHITESPACES, Value::Bool(splits || collapses_runs));
     let vocab = json.pointer("/model/vocab").and_then(Json::as_array);
     let vocab = vocab.ok_or_else(|| Error::at("model.vocab", "is missing"))?;
     let (mut tokens, mut scores) = (TokenTable::new(rows), vec![0.0; rows]);
@@ -51,7 +51,7 @@ pub(super) fn write(json: &Json, rows: usize, out: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// Writes the character map; returns whether runs of spaces are replaced by one space.
+/// Writes the character map. Returns whether the normalizer replaces runs of spaces by one space.
 fn write_normalizer(json: &Json, out: &mut Writer) -> Result<bool> {
     let mut collapses_runs = false;
     for step in steps(json.get("normalizer"), "normalizers") {
@@ -71,8 +71,8 @@ fn write_normalizer(json: &Json, out: &mut Writer) -> Result<bool> {
     Ok(collapses_runs)
 }
 
-/// Whether the text is split at white space, of which nothing is left. Refuses pre-tokenizers other
-/// than that and a space before each text.
+/// Whether the pre-tokenizer splits text at white space and removes the white space. Refuses every
+/// pre-tokenizer except this split and a space prepended to each text.
 fn splits_at_white_space(json: &Json) -> Result<bool> {
     let mut splits = false;
     for step in steps(json.get("pre_tokenizer"), "pretokenizers") {

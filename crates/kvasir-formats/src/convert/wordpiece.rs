@@ -59,7 +59,7 @@ fn write_specials(json: &Json, tokenizer: &Tokenizer, out: &mut Writer) -> Resul
     let bad = || Error::at("post_processor", "is not `[CLS] A [SEP]`, with one `[SEP]` between two texts");
     let pair = PairTemplate::of(json)?.ok_or_else(bad)?;
     pair.cls_and_sep(1, true).ok_or_else(bad)?.write(out);
-    // llama.cpp puts an EOS and a SEP between two texts: one of them is off.
+    // With both flags llama.cpp writes EOS and SEP between two texts; this template has one token.
     for (key, is_added) in [("bos", true), ("eos", true), ("sep", false)] {
         out.set(format!("tokenizer.ggml.add_{key}_token"), Value::Bool(is_added));
     }

@@ -1,8 +1,8 @@
 //! Unigram vocabularies of GGUF files (XLM-RoBERTa), converted to an equivalent `tokenizer.json`.
 //!
-//! Text is normalized by a character map, and split at white space if the file removes extra spaces;
-//! otherwise each space is a part of the text. Each word is segmented into the tokens with the
-//! highest total score (log probability).
+//! A character map normalizes the text. If the file's flag [`REMOVE_EXTRA_WHITESPACES`] is set, the
+//! text is split at white space, which is removed; otherwise every space is kept. Each word is
+//! segmented into the tokens with the highest total score (log probability).
 
 use crate::error::{Error, Result};
 use crate::gguf::reader::Gguf;
@@ -15,7 +15,7 @@ use serde_json::{Value as Json, json};
 pub(crate) const MODEL: &str = "t5";
 /// Metadata key of the character map of the SentencePiece normalizer.
 pub(crate) const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
-/// Metadata key of the flag that runs of spaces count as one space, and spaces at the ends as none.
+/// Metadata key of the flag that collapses runs of spaces and trims spaces at both ends.
 pub(crate) const REMOVE_EXTRA_WHITESPACES: &str = "tokenizer.ggml.remove_extra_whitespaces";
 /// SentencePiece's space symbol, U+2581.
 const SPACE: &str = "\u{2581}";

@@ -15,12 +15,12 @@ use crate::blocks::index::{Found, Index, Offer};
 use crate::blocks::miss_history::{Miss, MissReason};
 use crate::blocks::paged::lru::Lru;
 use crate::blocks::unpublished_anchors::UnpublishedAnchors;
+use crate::contract::cache_end::CacheEnd;
 use crate::contract::error::CacheError;
 use crate::contract::group::Anchor;
 use crate::contract::ids::{BlockId, Token};
 use crate::contract::kind::CacheKind;
 use crate::contract::kv_event::KvEvent;
-use crate::contract::short_hit::ShortHit;
 use crate::shared::eviction_order::EvictionOrder;
 use crate::shared::id_set::IdSet;
 use std::collections::HashMap;
@@ -183,7 +183,7 @@ impl Index for CompanionIndex {
 
     /// The full group explains the misses of a prompt.
     fn explain(&mut self, _miss: Miss<'_>) -> MissReason {
-        ShortHit::NeverComputed.into()
+        CacheEnd::NeverComputed.into()
     }
 
     /// Publishes nothing: companions are linked to anchors.

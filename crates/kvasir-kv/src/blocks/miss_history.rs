@@ -1,34 +1,34 @@
 //! `MissHistory`: why the next block after a prefix hit is not cached.
 //!
-//! It records a *content* of each published block: a hash of its tokens and all before them,
-//! without the tenant's salt. Content and salt together give the key of an evicted block. A lookup
-//! that ends before the prompt's last whole block hashes the next block and searches, in this order:
+//! It records the *content hash* of each published block: a hash of its tokens and all before them,
+//! without the tenant's salt. Content hash and salt give the *salted hash*. A lookup that ends
+//! before the prompt's last whole block hashes the next block and searches, in this order:
 //!
-//! 1. the keys of evicted blocks: `Evicted`;
-//! 2. the blocks published under other salts, by content: `OtherKey`;
+//! 1. the salted hashes of evicted blocks: `Evicted`;
+//! 2. the blocks published under other salts, by content hash: `OtherKey`;
 //! 3. otherwise `NeverComputed`.
 //!
-//! Contents only explain a miss. They are not verified by tokens and never yield a hit, so their
-//! hash is chosen for speed: every publication of a block computes one. It is not the block hash
-//! that routers compute, and tokens that were forged to collide get a wrong reason.
+//! Content hashes only explain a miss. They are not verified by tokens and never yield a hit. Their
+//! function is chosen for speed, because every publication of a block computes one: it differs from
+//! the block hash that routers compute, and tokens forged to collide get a wrong reason.
 //!
-//! The keys of evicted blocks are a `RecentSet`: at least the last `2 × capacity` and at most the
-//! last `4 × capacity` evictions are known. Blocks are indexed by content only once a second salt
-//! has been seen.
+//! The salted hashes of evicted blocks are a `RecentSet`: at least the last `2 × capacity` and at
+//! most the last `4 × capacity` evictions are known. Blocks are indexed by content hash only once a
+//! second salt has been seen.
 //!
 //! Claims evict blocks and allocate nothing: the index is allocated by the lookup or publication
 //! that sees the second salt, all other memory at construction. Guarded by `tests/miss_reasons.rs`
 //! and the unit tests.
 
 use crate::blocks::hash::BlockHashMap;
+use crate::contract::cache_end::CacheEnd;
 use crate::contract::ids::{BlockId, Token};
-use crate::contract::short_hit::ShortHit;
 use crate::shared::recent_set::RecentSet;
 use std::hash::BuildHasherDefault;
 
 const NONE: BlockId = BlockId::MAX;
 
-/// Content of a block that is not published.
+/// Content hash of a block that is not published.
 const UNPUBLISHED: u64 = 0;
 
 /// Evicted blocks per generation, as a multiple of the pool's capacity.
@@ -60,18 +60,18 @@ pub struct Miss<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissReason {
     /// The reason.
-    pub short: ShortHit,
+    pub cache_end: CacheEnd,
     /// With `OtherKey`, the salt of the cached block; else 0.
     pub other_salt: u64,
 }
 
-impl From<ShortHit> for MissReason {
-    fn from(short: ShortHit) -> Self {
-        Self { short, other_salt: 0 }
+impl From<CacheEnd> for MissReason {
+    fn from(cache_end: CacheEnd) -> Self {
+        Self { cache_end, other_salt: 0 }
     }
 }
 
-/// A published block, in the doubly linked list of blocks with its content.
+/// A published block, in the doubly linked list of blocks with its content hash.
 #[derive(Clone, Copy, Debug)]
 struct SaltedBlock {
     salt: u64,
@@ -79,19 +79,19 @@ struct SaltedBlock {
     next: BlockId,
 }
 
-/// Blocks of several salts by content.
+/// Blocks of several salts by content hash.
 #[derive(Clone, Debug)]
 struct ContentIndex {
     blocks: Vec<SaltedBlock>,
-    /// The newest block of each content.
+    /// The newest block of each content hash.
     heads: BlockHashMap<BlockId>,
 }
 
-/// Contents of published blocks and keys of evicted ones.
+/// Content hashes of published blocks and salted hashes of evicted ones.
 #[derive(Clone, Debug)]
 pub(crate) struct MissHistory {
     /// By block.
-    contents: Vec<u64>,
+    content_hashes: Vec<u64>,
     /// The first salt that was seen.
     first_salt: Option<u64>,
     /// `None` until a second salt is seen.
@@ -103,7 +103,7 @@ impl MissHistory {
     /// An empty history of blocks with ids below `bound`.
     pub(crate) fn new(bound: usize) -> Self {
         Self {
-            contents: vec![UNPUBLISHED; bound],
+            content_hashes: vec![UNPUBLISHED; bound],
             first_salt: None,
             index: None,
             evicted: RecentSet::new(bound * GENERATION_FACTOR),
@@ -114,27 +114,27 @@ impl MissHistory {
     pub(crate) fn on_publish(&mut self, new: NewBlock<'_>) {
         let NewBlock { block, parent, salt, tokens } = new;
         self.record_salt(salt);
-        let content = self.content_after(parent, tokens);
-        self.contents[block as usize] = content;
+        let content_hash = self.content_hash_after(parent, tokens);
+        self.content_hashes[block as usize] = content_hash;
         if let Some(index) = &mut self.index {
-            index.insert(block, content, salt);
+            index.insert(block, content_hash, salt);
         }
     }
 
     /// Records the eviction of a published block.
     pub(crate) fn on_evict(&mut self, block: BlockId) {
-        let content = std::mem::take(&mut self.contents[block as usize]);
+        let content_hash = std::mem::take(&mut self.content_hashes[block as usize]);
         let mut salt = self.first_salt.unwrap_or_default();
         if let Some(index) = &mut self.index {
-            salt = index.remove(block, content);
+            salt = index.remove(block, content_hash);
         }
-        self.evicted.insert(key(content, salt));
+        self.evicted.insert(salted_hash(content_hash, salt));
     }
 
     /// Records that the index dropped all published blocks.
     pub(crate) fn on_forget(&mut self) {
-        for block in 0..self.contents.len() {
-            if self.contents[block] != UNPUBLISHED {
+        for block in 0..self.content_hashes.len() {
+            if self.content_hashes[block] != UNPUBLISHED {
                 self.on_evict(block as BlockId);
             }
         }
@@ -145,35 +145,36 @@ impl MissHistory {
     pub(crate) fn explain(&mut self, miss: Miss<'_>, is_unreachable: impl FnOnce() -> bool) -> MissReason {
         let Miss { parent, salt, tokens } = miss;
         self.record_salt(salt);
-        let content = self.content_after(parent, tokens);
-        if self.evicted.contains(key(content, salt)) || is_unreachable() {
-            return ShortHit::Evicted.into();
+        let content_hash = self.content_hash_after(parent, tokens);
+        if self.evicted.contains(salted_hash(content_hash, salt)) || is_unreachable() {
+            return CacheEnd::Evicted.into();
         }
-        let other = self.index.as_ref().and_then(|index| index.newest_salt(content));
+        let other = self.index.as_ref().and_then(|index| index.newest_salt(content_hash));
         match other.filter(|&other| other != salt) {
-            Some(other_salt) => MissReason { short: ShortHit::OtherKey, other_salt },
-            None => ShortHit::NeverComputed.into(),
+            Some(other_salt) => MissReason { cache_end: CacheEnd::OtherKey, other_salt },
+            None => CacheEnd::NeverComputed.into(),
         }
     }
 
-    /// The content of a block with these tokens after a published block.
-    fn content_after(&self, parent: Option<BlockId>, tokens: &[Token]) -> u64 {
-        content(parent.map_or(UNPUBLISHED, |parent| self.contents[parent as usize]), tokens)
+    /// The content hash of a block with these tokens after a published block.
+    fn content_hash_after(&self, parent: Option<BlockId>, tokens: &[Token]) -> u64 {
+        content_hash(parent.map_or(UNPUBLISHED, |parent| self.content_hashes[parent as usize]), tokens)
     }
 
-    /// Builds the index by content if this is the second salt that is seen. Linear in the blocks in
-    /// that case.
+    /// Builds the index by content hash if this is the second salt that is seen. Linear in the
+    /// blocks in that case.
     fn record_salt(&mut self, salt: u64) {
         let first = *self.first_salt.get_or_insert(salt);
         if first == salt || self.index.is_some() {
             return;
         }
-        let (count, unlinked) = (self.contents.len(), SaltedBlock { salt: 0, previous: NONE, next: NONE });
+        let count = self.content_hashes.len();
+        let unlinked = SaltedBlock { salt: 0, previous: NONE, next: NONE };
         let heads = BlockHashMap::with_capacity_and_hasher(2 * count, BuildHasherDefault::default());
         let mut index = ContentIndex { blocks: vec![unlinked; count], heads };
-        for (block, &content) in (0..).zip(&self.contents) {
-            if content != UNPUBLISHED {
-                index.insert(block, content, first);
+        for (block, &content_hash) in (0..).zip(&self.content_hashes) {
+            if content_hash != UNPUBLISHED {
+                index.insert(block, content_hash, first);
             }
         }
         self.index = Some(index);
@@ -181,8 +182,8 @@ impl MissHistory {
 }
 
 impl ContentIndex {
-    fn insert(&mut self, block: BlockId, content: u64, salt: u64) {
-        let next = self.heads.insert(content, block).unwrap_or(NONE);
+    fn insert(&mut self, block: BlockId, content_hash: u64, salt: u64) {
+        let next = self.heads.insert(content_hash, block).unwrap_or(NONE);
         self.blocks[block as usize] = SaltedBlock { salt, previous: NONE, next };
         if next != NONE {
             self.blocks[next as usize].previous = block;
@@ -190,11 +191,11 @@ impl ContentIndex {
     }
 
     /// Removes a block; returns its salt.
-    fn remove(&mut self, block: BlockId, content: u64) -> u64 {
+    fn remove(&mut self, block: BlockId, content_hash: u64) -> u64 {
         let SaltedBlock { salt, previous, next } = self.blocks[block as usize];
         match (previous, next) {
-            (NONE, NONE) => _ = self.heads.remove(&content),
-            (NONE, next) => _ = self.heads.insert(content, next),
+            (NONE, NONE) => _ = self.heads.remove(&content_hash),
+            (NONE, next) => _ = self.heads.insert(content_hash, next),
             (previous, next) => self.blocks[previous as usize].next = next,
         }
         if next != NONE {
@@ -203,9 +204,9 @@ impl ContentIndex {
         salt
     }
 
-    /// The salt of the newest block with this content.
-    fn newest_salt(&self, content: u64) -> Option<u64> {
-        self.heads.get(&content).map(|&head| self.blocks[head as usize].salt)
+    /// The salt of the newest block with this content hash.
+    fn newest_salt(&self, content_hash: u64) -> Option<u64> {
+        self.heads.get(&content_hash).map(|&head| self.blocks[head as usize].salt)
     }
 }
 
@@ -213,32 +214,33 @@ impl ContentIndex {
 const KEYS: [u64; 4] =
     [0x9e37_79b9_7f4a_7c15, 0x6a09_e667_f3bc_c909, 0xbb67_ae85_84ca_a73b, 0x3c6e_f372_fe94_f82b];
 
-/// Both halves of a product, folded: the mixing step of wyhash. Commutative, so the operands need
-/// different keys.
-fn fold(a: u64, b: u64) -> u64 {
+/// The mixing step of wyhash: XOR of both halves of a 128-bit product. Commutative, so the operands
+/// need different keys.
+fn wymix(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Hash of a parent's content and the tokens of a block; never [`UNPUBLISHED`].
-fn content(parent: u64, tokens: &[Token]) -> u64 {
+/// Content hash of a block with these tokens after a block with content hash `parent`; never
+/// [`UNPUBLISHED`].
+fn content_hash(parent: u64, tokens: &[Token]) -> u64 {
     let pair = |tokens: &[Token], at: usize| {
         let token = |at: usize| u64::from(tokens.get(at).copied().unwrap_or_default());
         token(at) | token(at + 1) << 32
     };
-    // Two chains of products, so that one need not wait for the other.
-    let mut lanes = [parent ^ KEYS[0], tokens.len() as u64 ^ KEYS[1]];
+    // Two independent chains of products, for instruction-level parallelism.
+    let mut chains = [parent ^ KEYS[0], tokens.len() as u64 ^ KEYS[1]];
     for tokens in tokens.chunks(8) {
-        for (lane, at) in lanes.iter_mut().zip([0, 4]) {
-            *lane = fold(*lane ^ pair(tokens, at), pair(tokens, at + 2) ^ KEYS[2]);
+        for (chain, at) in chains.iter_mut().zip([0, 4]) {
+            *chain = wymix(*chain ^ pair(tokens, at), pair(tokens, at + 2) ^ KEYS[2]);
         }
     }
-    fold(lanes[0] ^ KEYS[1], lanes[1] ^ KEYS[3]).max(UNPUBLISHED + 1)
+    wymix(chains[0] ^ KEYS[1], chains[1] ^ KEYS[3]).max(UNPUBLISHED + 1)
 }
 
-/// Key of a content under a salt.
-fn key(content: u64, salt: u64) -> u64 {
-    if salt == 0 { content } else { fold(content ^ KEYS[0], salt ^ KEYS[1]) }
+/// Hash of a content hash and a salt; the content hash itself if the salt is 0.
+fn salted_hash(content_hash: u64, salt: u64) -> u64 {
+    if salt == 0 { content_hash } else { wymix(content_hash ^ KEYS[0], salt ^ KEYS[1]) }
 }
 
 #[cfg(test)]
@@ -262,14 +264,14 @@ mod tests {
         let mut history = MissHistory::new(4);
         publish(&mut history, 0, TENANT_A, &[1, 2]);
         publish(&mut history, 1, TENANT_A, &[1, 2]);
-        let other = MissReason { short: ShortHit::OtherKey, other_salt: TENANT_A };
+        let other = MissReason { cache_end: CacheEnd::OtherKey, other_salt: TENANT_A };
         assert_eq!(explain(&mut history, TENANT_B, &[1, 2]), other);
         assert_eq!(explain(&mut history, 0, &[1, 2]), other);
         history.on_evict(1);
         assert_eq!(explain(&mut history, TENANT_B, &[1, 2]), other, "block 0 has the same content");
         history.on_evict(0);
-        assert_eq!(explain(&mut history, TENANT_B, &[1, 2]), ShortHit::NeverComputed.into());
-        assert_eq!(explain(&mut history, TENANT_A, &[1, 2]), ShortHit::Evicted.into());
+        assert_eq!(explain(&mut history, TENANT_B, &[1, 2]), CacheEnd::NeverComputed.into());
+        assert_eq!(explain(&mut history, TENANT_A, &[1, 2]), CacheEnd::Evicted.into());
     }
 
     #[test]
@@ -280,20 +282,20 @@ mod tests {
         publish(&mut history, 2, TENANT_A, &[1, 2]);
         let next = |parent, salt, tokens| Miss { parent, salt, tokens };
         let same = history.explain(next(Some(2), TENANT_A, &[3, 4]), || false);
-        assert_eq!(same, MissReason { short: ShortHit::OtherKey, other_salt: 0 });
-        assert_eq!(explain(&mut history, TENANT_A, &[3, 4]), ShortHit::NeverComputed.into());
+        assert_eq!(same, MissReason { cache_end: CacheEnd::OtherKey, other_salt: 0 });
+        assert_eq!(explain(&mut history, TENANT_A, &[3, 4]), CacheEnd::NeverComputed.into());
     }
 
     #[test]
-    fn contents_of_similar_blocks_differ() {
+    fn content_hashes_of_similar_blocks_differ() {
         let mut seen = HashSet::new();
         for (len, bits) in (1..=12).flat_map(|len| (0..1 << len).map(move |bits| (len, bits))) {
             let tokens: Vec<Token> = (0..len).map(|at| bits >> at & 1).collect();
             for parent in [UNPUBLISHED, 7] {
-                assert!(seen.insert(content(parent, &tokens)), "{tokens:?} after {parent}");
+                assert!(seen.insert(content_hash(parent, &tokens)), "{tokens:?} after {parent}");
             }
         }
         let (ends, swapped) = ([1 << 31, 0, 0, 9], [0, 9, 1 << 31, 0]);
-        assert!(seen.insert(content(7, &ends)) && seen.insert(content(7, &swapped)));
+        assert!(seen.insert(content_hash(7, &ends)) && seen.insert(content_hash(7, &swapped)));
     }
 }

@@ -137,7 +137,7 @@ impl<I: Index> BlockCache<I> {
             tokens: found.blocks * block_size,
             evictable: GroupId::FULL.slots(found.evictable * block_size),
             matched: found.blocks * block_size,
-            short: reason.map(|reason| reason.short),
+            cache_end: reason.map(|reason| reason.cache_end),
             other_salt: reason.map_or(0, |reason| reason.other_salt),
             lookup: Lookup::default(),
         }

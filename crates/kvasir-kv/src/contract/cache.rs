@@ -121,8 +121,8 @@ pub trait Cache: Inspect + MemoryHints + Victims + Send {
     fn usage_of(&self, group: GroupId) -> PoolUsage {
         if group == GroupId::FULL { self.usage() } else { PoolUsage::default() }
     }
-    /// Appends the ranges of slots of a K/V layer group whose rows the cache does not need: a claim
-    /// writes them before they are read. Linear in the blocks of the group.
+    /// Appends the ranges of free slots of a K/V layer group. Their rows may be lost: a claim
+    /// writes them before they are read. Appends nothing for the state group. Linear in the blocks.
     fn free_slots(&self, group: GroupId, into: &mut Vec<Range<Slot>>) {
         let shape = self.shape();
         if shape.groups.states() == Some(group) {
@@ -197,7 +197,7 @@ pub trait Cache: Inspect + MemoryHints + Victims + Send {
     fn cancel(&mut self, step: StepId) -> Result<(), CacheError>;
     /// The rows that a [`SharedPrefix`](crate::SharedPrefix) can freeze, with the recurrent states
     /// of the checkpoints. Fails with `InFlight` while a step is in flight, and with `BadConfig`
-    /// unless the kind is `contiguous`, and with rings.
+    /// for kinds other than `contiguous` and for caches with rings.
     fn rows_to_freeze(&self) -> Result<FrozenRows, CacheError> {
         Err(CacheError::BadConfig("only a contiguous cache can be frozen"))
     }

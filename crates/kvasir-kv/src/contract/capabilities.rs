@@ -8,12 +8,12 @@
 //!
 //! The rules on errors, ids and cost of `contract/cache.rs` hold here, too.
 
+use crate::contract::cache_end::CacheEnd;
 use crate::contract::error::CacheError;
 use crate::contract::group::{Anchor, GroupId, Slots};
 use crate::contract::ids::{BlockId, Position, SeqId, Token};
 use crate::contract::kv_event::KvEvent;
 use crate::contract::section::SlotCopy;
-use crate::contract::short_hit::ShortHit;
 use crate::contract::usage::BlockUse;
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ pub trait Inspect {
     /// high-water mark.
     fn visit_blocks(&self, blocks: &mut Vec<BlockUse>);
     /// Writes the state of each block of a layer group, as `visit_blocks` does for group 0. Blocks
-    /// whose rows the cache may still publish are not `Free`. No blocks for a group that has none.
+    /// whose rows the cache may still publish are not `Free`. Writes none if the group has none.
     fn visit_blocks_of(&self, group: GroupId, blocks: &mut Vec<BlockUse>) {
         blocks.clear();
         if group == GroupId::FULL {
@@ -146,8 +146,8 @@ pub struct Hit {
     /// Why `tokens` does not cover all whole blocks of the prompt without its last token. `None` if
     /// it does, or if only the `limit` of [`Prefix::attach`] shortens it.
     #[serde(default)]
-    pub short: Option<ShortHit>,
-    /// With [`ShortHit::OtherKey`], a salt under which the next block is cached; else 0. Must not
+    pub cache_end: Option<CacheEnd>,
+    /// With [`CacheEnd::OtherKey`], a salt under which the next block is cached; else 0. Must not
     /// be disclosed to other tenants.
     #[serde(skip)]
     pub other_salt: u64,
@@ -174,7 +174,7 @@ impl Eq for Lookup {}
 pub trait Prefix {
     /// Looks up the longest cached prefix of `tokens`, at most all but the last token, whose logits
     /// are needed. `salt` isolates tenants. Allocates and evicts nothing, but counts as a use for
-    /// the eviction order. Linear in the tokens found. `Hit::short` is the reason of a hit that
+    /// the eviction order. Linear in the tokens found. `Hit::cache_end` is the reason of a hit that
     /// ends before the last whole block.
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit;
     /// Attaches the longest cached prefix of `tokens`, at most `limit` tokens, to `seq`, which must

@@ -1,4 +1,4 @@
-//! `FrozenRows`: what a shared prefix freezes of a cache.
+//! `FrozenRows`: the rows and recurrent states that a shared prefix takes from a cache.
 
 use crate::contract::ids::{Position, Slot};
 

@@ -95,14 +95,15 @@ pub struct WindowConfig {
 }
 
 impl WindowConfig {
-    /// Number of last rows of a sequence that are not released when a step retires. The window is
-    /// then complete after a rewind of drafts, or to the last whole block.
+    /// Number of last rows of a sequence that are not released when a step retires. So the window
+    /// is complete after a rewind of drafts, and after a rewind to the last whole block.
     pub(crate) fn kept_rows(&self, block_size: u32) -> u32 {
         (self.window.saturating_sub(1)).saturating_add(self.longest_draft).saturating_add(block_size)
     }
 
     /// Upper bound of the slots that a sequence holds between steps. A step that writes `c` rows
-    /// needs at most `c` more: the kept rows and these may begin and end inside a block.
+    /// needs at most `c` more. Two blocks are added because the kept and the new rows together may
+    /// begin and end inside a block.
     pub fn slots_per_sequence(&self, block_size: u32) -> u32 {
         self.kept_rows(block_size).saturating_add(block_size.saturating_mul(2))
     }

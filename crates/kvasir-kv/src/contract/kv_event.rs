@@ -10,9 +10,8 @@
 use crate::contract::ids::Token;
 use serde::{Deserialize, Serialize};
 
-/// A change of the prefix cache, with the fields of vLLM's KV events, which know no checkpoints.
-/// Hashes are those of
-/// [`prefix_hashes`](crate::prefix_hashes).
+/// A change of the prefix cache, with the fields of vLLM's KV events; vLLM has no events of
+/// checkpoints. Hashes are those of [`prefix_hashes`](crate::prefix_hashes).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvEvent {
     /// Blocks were published to the prefix cache, each the child of the one before.
@@ -35,13 +34,13 @@ pub enum KvEvent {
         /// Their hashes.
         hashes: Vec<u64>,
     },
-    /// A checkpoint of the recurrent state can be found at the end of a block. A `BlockRemoved`
-    /// of the block may precede the checkpoint's own removal.
+    /// Lookups find a checkpoint of the recurrent state at the end of a block. `BlockRemoved` of
+    /// the block may precede `CheckpointRemoved`.
     CheckpointStored {
         /// Hash of the block.
         hash: u64,
     },
-    /// Lookups no longer find a checkpoint at the end of this block.
+    /// Lookups no longer find a checkpoint at the end of a block.
     CheckpointRemoved {
         /// Hash of the block.
         hash: u64,

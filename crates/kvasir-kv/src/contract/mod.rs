@@ -5,6 +5,7 @@
 //! it.
 
 pub(crate) mod cache;
+pub(crate) mod cache_end;
 pub(crate) mod capabilities;
 pub(crate) mod error;
 pub(crate) mod frozen_rows;
@@ -18,7 +19,6 @@ pub(crate) mod plan;
 pub(crate) mod plan_table;
 pub(crate) mod rings;
 pub(crate) mod section;
-pub(crate) mod short_hit;
 pub(crate) mod span;
 pub(crate) mod state_section;
 pub(crate) mod usage;

@@ -7,8 +7,8 @@
 //!
 //! If all layers of a model are in group 0, the other sections are empty. `Plan` derefs to `full`.
 //!
-//! Plain data in deterministic order: a clone is independent of its original, and two plans are
-//! equal if they say the same in the same places. A caller reuses the vectors from step to step.
+//! Plain data in deterministic order: a clone is independent of its original, and equal plans have
+//! equal vectors. A caller reuses the vectors from step to step.
 
 use crate::contract::group::GroupId;
 use crate::contract::ids::{Position, StepId};

@@ -1,6 +1,7 @@
 //! Inspection and the optional capabilities of `Grouped`: truncation, forks and prefix hits, each
 //! at a length at which every group can continue.
 
+use crate::contract::cache_end::CacheEnd;
 use crate::contract::capabilities::{
     Hit, Inspect, Lookup, MemoryHints, Prefix, Rewind, Sequences, VictimSearch, Victims,
 };
@@ -8,7 +9,6 @@ use crate::contract::error::CacheError;
 use crate::contract::group::{GroupId, Slots};
 use crate::contract::ids::{BlockId, Position, SeqId, Token};
 use crate::contract::kv_event::KvEvent;
-use crate::contract::short_hit::ShortHit;
 use crate::contract::usage::BlockUse;
 use crate::grouped::Grouped;
 use crate::grouped::states::group::StateGroup;
@@ -65,8 +65,8 @@ impl MemoryHints for Grouped {
 
 impl Victims for Grouped {
     /// If one group is short of slots, selects victims by its search. If several are, selects the
-    /// victims of all their searches, and removes each one, from the last to the first, without
-    /// which the others suffice.
+    /// union of their victims. Then drops each victim, from the last to the first, if the others
+    /// suffice in all groups.
     fn victims(&mut self, search: &VictimSearch<'_>, victims: &mut Vec<SeqId>) -> bool {
         let short_groups: Vec<GroupId> =
             self.shape.groups.iter().map(|(id, _)| id).filter(|id| search.slots[id.index()] > 0).collect();
@@ -74,20 +74,20 @@ impl Victims for Grouped {
             let group = short_groups.first().copied().unwrap_or_default();
             return self.victims_in(group, search, victims);
         }
-        let (mut of_group, mut of_all) = (Vec::new(), HashSet::new());
+        let (mut group_victims, mut all_victims) = (Vec::new(), HashSet::new());
         for &group in &short_groups {
-            if !self.victims_in(group, search, &mut of_group) {
+            if !self.victims_in(group, search, &mut group_victims) {
                 victims.clear();
                 return false;
             }
-            of_all.extend(of_group.drain(..));
+            all_victims.extend(group_victims.drain(..));
         }
         victims.clear();
-        victims.extend(search.candidates.iter().filter(|seq| of_all.contains(seq)));
+        victims.extend(search.candidates.iter().filter(|seq| all_victims.contains(seq)));
         for at in (0..victims.len()).rev() {
             let victim = victims.remove(at);
             let others = VictimSearch { candidates: victims, ..*search };
-            if !short_groups.iter().all(|&group| self.victims_in(group, &others, &mut of_group)) {
+            if !short_groups.iter().all(|&group| self.victims_in(group, &others, &mut group_victims)) {
                 victims.insert(at, victim);
             }
         }
@@ -140,11 +140,11 @@ impl Grouped {
         if !unusable.is_empty() {
             let are_windows_cached = self.windows.iter().all(|window| window.caches_window_before(found));
             let states = self.states.as_ref().filter(|_| are_windows_cached);
-            let short = states.map_or(ShortHit::WindowReleased, |states| states.miss_reason(unusable));
-            return Hit { short: Some(short), other_salt: 0, ..matched };
+            let cache_end = states.map_or(CacheEnd::WindowReleased, |states| states.miss_reason(unusable));
+            return Hit { cache_end: Some(cache_end), other_salt: 0, ..matched };
         }
         let is_limited = usable * self.shape.block_size < matched.tokens;
-        Hit { short: if is_limited { None } else { matched.short }, ..matched }
+        Hit { cache_end: if is_limited { None } else { matched.cache_end }, ..matched }
     }
 
     /// Completes a copy of `src` up to `upto`, which the other groups have made in `dst`: shares

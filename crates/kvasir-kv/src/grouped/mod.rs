@@ -21,8 +21,7 @@
 //!   the sequence before they are released.
 //!
 //! Unsupported: draft trees, imported rows and rings; window groups behind a shared prefix.
-//! `contiguous` and `tree` have
-//! no window groups: their sliding-window layers join the full group.
+//! `contiguous` and `tree` have no window groups: their sliding-window layers join the full group.
 //!
 //! `build` creates one for `CacheConfig::windows` and `CacheConfig::states`. Guarded by
 //! `tests/windows/`, `tests/states/` and `kvasir-engine/tests/toy`.

@@ -48,7 +48,7 @@ pub(crate) struct WindowGroup {
     block_size: u32,
     cache: BlockCache<CompanionIndex>,
     just_released: Vec<ReleasedBlock>,
-    /// Marked lengths of sequences in blocks, in rising order.
+    /// Marked lengths of each sequence in whole blocks, in ascending order.
     marks: HashMap<SeqId, Vec<u32>, BuildHasherDefault<DefaultHasher>>,
     /// Results of [`WindowGroup::caches_window_before`] for the newest lookup, by number of blocks.
     cached_windows: Vec<bool>,
@@ -89,7 +89,8 @@ impl WindowGroup {
         self.cache.usage()
     }
 
-    /// Writes the state of each block by id. Blocks that `link` may make findable count as cached.
+    /// Writes the state of each block by id. Just released blocks count as cached: `link` may still
+    /// link them to anchors.
     pub(crate) fn visit_blocks(&self, blocks: &mut Vec<BlockUse>) {
         self.cache.visit_blocks(blocks);
         for released in &self.just_released {
@@ -313,7 +314,7 @@ impl WindowGroup {
         for (at, block) in linked {
             let Some(anchor) = anchor(at) else { continue };
             self.cache.link(block, anchor);
-            // The first mark after the block has the window that reaches back the furthest.
+            // Of all marks after the block, the window of the first one begins first.
             let next_mark = marks.get(marks.partition_point(|mark| *mark <= at));
             if next_mark.is_some_and(|mark| at >= self.first_block(mark * self.block_size)) {
                 self.cache.protect(anchor);

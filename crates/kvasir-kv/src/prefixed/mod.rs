@@ -1,7 +1,7 @@
 //! `Prefixed`: puts a `SharedPrefix` in front of every sequence of any cache.
 //!
 //! The inner cache counts positions from the prefix's end and does not know of it. Arguments are
-//! moved down by `base` positions, results up. Each plan gets the prefix's segments in front of
+//! reduced by `base` positions, results increased. Each plan gets the prefix's segments in front of
 //! every read, the shape that cascade attention takes. An explicit mask is shifted and shows each
 //! query the whole prefix. A recurrent state that would start from zeros starts from the prefix's
 //! state at `base`.
@@ -35,8 +35,8 @@ use std::ops::Range;
 #[derive(Debug)]
 pub struct Prefixed<C: Cache + ?Sized> {
     prefix: Lease,
-    /// The inner cache's, with the shared positions as base: whole blocks of the inner block size,
-    /// up to a recurrent state if the inner cache has states.
+    /// The inner cache's shape, with `base` shared positions: whole blocks of the inner block size.
+    /// If the inner cache has recurrent states, `base` is the last such length with a state.
     shape: CacheShape,
     /// The recurrent state at `base`, if the inner cache has states and `base` is not 0.
     state: Option<(PoolId, Slot)>,
@@ -149,8 +149,8 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         }
     }
 
-    /// An error of the inner cache with its positions moved up.
-    fn raised(&self, error: CacheError) -> CacheError {
+    /// An error of the inner cache with the positions increased by `base`.
+    fn offset_error(&self, error: CacheError) -> CacheError {
         let base = self.shape.base;
         match error {
             CacheError::RewindOutOfRange { to, lowest, length } => {
@@ -163,7 +163,8 @@ impl<C: Cache + ?Sized> Prefixed<C> {
         }
     }
 
-    fn above(&self, hit: Hit) -> Hit {
+    /// A hit of the inner cache with the lengths increased by `base`.
+    fn offset_hit(&self, hit: Hit) -> Hit {
         let base = self.shape.base;
         Hit { tokens: hit.tokens + base, matched: hit.matched + base, ..hit }
     }
@@ -359,14 +360,14 @@ impl<C: Cache + ?Sized> Rewind for Prefixed<C> {
         self.check_own(seq, to)?;
         let base = self.shape.base;
         let rewound = self.inner.rewind()?.rewind_to(seq, to - base);
-        rewound.map_err(|error| self.raised(error))
+        rewound.map_err(|error| self.offset_error(error))
     }
 
     fn rewind_to_checkpoint(&mut self, seq: SeqId, to: u32) -> Result<u32, CacheError> {
         self.check_own(seq, to)?;
         let base = self.shape.base;
         let rewound = self.inner.rewind()?.rewind_to_checkpoint(seq, to - base);
-        rewound.map(|len| base + len).map_err(|error| self.raised(error))
+        rewound.map(|len| base + len).map_err(|error| self.offset_error(error))
     }
 }
 
@@ -378,14 +379,14 @@ impl<C: Cache + ?Sized> Sequences for Prefixed<C> {
         let (has_own, own) = (self.inner.len(src)? > 0, self.own(&range));
         let sequences = self.inner.sequences()?;
         let copied = if has_own && !own.is_empty() { sequences.copy(src, dst, own) } else { Ok(()) };
-        copied.map_err(|error| self.raised(error))
+        copied.map_err(|error| self.offset_error(error))
     }
 
     fn remove(&mut self, seq: SeqId, range: Range<Position>) -> Result<(), CacheError> {
         self.check_own(seq, range.start)?;
         let own = self.own(&range);
         let removed = self.inner.sequences()?.remove(seq, own);
-        removed.map_err(|error| self.raised(error))
+        removed.map_err(|error| self.offset_error(error))
     }
 
     fn keep(&mut self, seq: SeqId) -> Result<(), CacheError> {
@@ -404,7 +405,7 @@ impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
     fn lookup(&mut self, tokens: &[Token], salt: u64) -> Hit {
         let rest = self.rest(tokens);
         let found = self.inner.prefix().map(|prefix| prefix.lookup(rest, salt)).unwrap_or_default();
-        self.above(found)
+        self.offset_hit(found)
     }
 
     fn attach(
@@ -417,7 +418,7 @@ impl<C: Cache + ?Sized> Prefix for Prefixed<C> {
     ) -> Result<Hit, CacheError> {
         let (rest, limit) = (self.rest(tokens), limit.saturating_sub(self.shape.base));
         let found = self.inner.prefix()?.attach(seq, rest, salt, limit, lookup)?;
-        Ok(self.above(found))
+        Ok(self.offset_hit(found))
     }
 
     fn publish(&mut self, seq: SeqId, tokens: &[Token], computed: u32) -> Result<(), CacheError> {

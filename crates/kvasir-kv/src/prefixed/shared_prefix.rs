@@ -2,12 +2,12 @@
 //! (system prompt, shared context).
 //!
 //! With recurrent layers, it also has frozen states at some of its positions. A cache that reads it
-//! starts its sequences at the last state at a block boundary, so a prefix that sessions of any
-//! block size read needs several ([`SharedPrefix::state_positions`]).
+//! starts its sequences from the last state at a block boundary. So a prefix for sessions of any
+//! block size needs several states ([`SharedPrefix::state_positions`]).
 //!
-//! The rows lie in a pool of their own and may stand on another prefix. Reference counting by `Arc`
-//! decides when the backend may free the pool: `PrefixWatch::is_gone`. Nothing here writes the rows
-//! again.
+//! The rows lie in a pool of their own and may extend another prefix, the one *below*. Reference
+//! counting by `Arc` decides when the backend may free the pool: `PrefixWatch::is_gone`. Nothing
+//! here writes the rows again.
 
 use crate::contract::cache::Cache;
 use crate::contract::error::CacheError;
@@ -16,7 +16,7 @@ use crate::contract::ids::{PoolId, Position, Slot};
 use crate::contract::section::{Layout, Segment};
 use std::sync::{Arc, Weak};
 
-/// A frozen prefix: its pool, what lies there, and the prefix below it.
+/// A frozen prefix: its pool, the rows and states there, and the prefix that it extends.
 #[derive(Debug)]
 struct Frozen {
     pool: PoolId,
@@ -45,9 +45,9 @@ impl SharedPrefix {
     }
 
     /// The positions at which a prefix of `rows` rows needs a recurrent state: its end, and the
-    /// last multiples of the default and of the largest block size. A session whose block size is a
-    /// power of two then computes at most 255 positions of the prefix again, and less than 16 up to
-    /// the default block size.
+    /// last multiples of the default and of the largest block size (16 and 256). A session whose
+    /// block size is a power of two then recomputes at most 255 positions of the prefix; at most 15
+    /// if its block size is 16 or less.
     pub fn state_positions(rows: u32) -> [Position; 3] {
         [rows, rows / 16 * 16, rows / 256 * 256]
     }

@@ -2,7 +2,7 @@
 //!
 //! Two generations of members. A full newer generation replaces the older one, so at least the last
 //! `capacity` and at most the last `2 × capacity` insertions are known. All memory is reserved at
-//! construction: a table that is at most half full never grows, also after removals.
+//! construction: a table that is at most half full never grows, even after removals.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -137,7 +137,7 @@ impl Simulation {
         for (&seq, model) in &self.seqs {
             assert_eq!(self.cache.next_position(seq), Ok(model.end()));
         }
-        if operation % 4 == 0 {
+        if operation.is_multiple_of(4) {
             self.compare_mirror();
         }
     }

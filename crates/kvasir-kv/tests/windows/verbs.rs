@@ -3,7 +3,7 @@
 
 use crate::Simulation;
 use crate::model::{CachedPrefixes, Sequence};
-use kvasir_kv::{CacheError, Lookup, Position, SeqId, ShortHit, Token};
+use kvasir_kv::{CacheEnd, CacheError, Lookup, Position, SeqId, Token};
 use std::ops::Range;
 
 impl Simulation {
@@ -37,10 +37,10 @@ impl Simulation {
                 assert_eq!(found.tokens, expected, "prompt {prompt:?}");
                 let matched = self.prefixes.hit(&prompt, model.salt, &[], self.block);
                 assert_eq!((found.matched, hit.matched), (matched, matched));
-                let is_released = found.short == Some(ShortHit::WindowReleased);
+                let is_released = found.cache_end == Some(CacheEnd::WindowReleased);
                 assert_eq!(is_released, expected < matched, "{found:?}");
                 let most = (prompt.len() as u32 - 1) / self.block * self.block;
-                assert_eq!(found.short.is_some(), expected < most, "{found:?}");
+                assert_eq!(found.cache_end.is_some(), expected < most, "{found:?}");
                 self.totals.missed += matched - expected;
             }
             prompt[..hit.tokens as usize].iter().for_each(|token| model.push(*token));

@@ -23,8 +23,8 @@ use std::{collections::HashMap, ops::Range, sync::Arc, time::Instant};
 /// Capacity of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Slots of its KV pool, dummy slots included. Sliding-window layers have these slots, too,
-    /// without [`PlainExecutor::with_window_groups`].
+    /// Slots of its KV pool, dummy slots included. Sliding-window layers use them too, unless they
+    /// have pools of their own ([`PlainExecutor::with_window_groups`]).
     pub slots: u32,
     /// Maximum tokens per step.
     pub tokens: u32,
@@ -94,8 +94,8 @@ impl PlainExecutor {
         }
     }
 
-    /// Gives sliding-window layers KV pools of their own, which have these slots per layer group.
-    /// Steps then need plans with window sections. `None` leaves the layers in the full group.
+    /// Gives sliding-window layers KV pools of their own, with `slots` slots per layer group. Steps
+    /// then need plans with window sections. `None` leaves the layers in the full group.
     pub fn with_window_groups(mut self, slots: Option<Slots>) -> Self {
         let Some(slots) = slots else { return self };
         let program = &self.compiled.program;
@@ -106,7 +106,7 @@ impl PlainExecutor {
     }
 
     /// Declares the batch sizes of decode steps, in rising order, as a device of static shapes
-    /// does. Nothing here runs better at them: the padding is what is checked.
+    /// does. This backend gains no speed from them; tests of padding need them.
     pub fn with_batch_sizes(mut self, sizes: Vec<u32>) -> Self {
         self.batch_sizes = sizes;
         self

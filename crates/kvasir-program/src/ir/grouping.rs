@@ -60,7 +60,7 @@ impl Program {
     /// since it scores all tokens.
     pub fn grouping(&self, windows: Windows) -> Grouping {
         let mut widths = if windows == Windows::Separate { self.windows() } else { Vec::new() };
-        // A window of the whole context releases no rows.
+        // A window as long as the context never releases a row, so it needs no group.
         widths.retain(|width| (*width as usize) < self.max_positions);
         widths.sort_unstable();
         widths.dedup();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_the_whole_context_joins_the_full_group() {
+    fn a_window_as_long_as_the_context_joins_the_full_group() {
         let grouping = program(&[Some(128), Some(127)]).grouping(Windows::Separate);
         assert_eq!(grouping.kinds, [LayerGroup::Full, LayerGroup::Window(127)]);
         assert_eq!(grouping.of_layer, [0, 1]);

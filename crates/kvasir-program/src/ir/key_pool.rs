@@ -5,8 +5,8 @@ use crate::ir::weight::WeightId;
 use serde::{Deserialize, Serialize};
 
 /// Parameters of key pools: consecutive tokens that an indexer selects together. Pool `i` has the
-/// positions `i * size .. (i + 1) * size`, and is scored when all of them are visible: also after an
-/// incomplete pool, where positions have gaps.
+/// positions `i * size .. (i + 1) * size`. It is complete, and is scored, if all of them are visible.
+/// If positions have gaps, a complete pool may follow an incomplete one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeyPool {
     /// Tokens per pool.
@@ -43,7 +43,7 @@ pub enum KeyPooling {
     /// rotates the last elements, in pairs (2i, 2i + 1).
     ///
     /// With two parts, entries overlap: the softmax runs over the first part of the rows of the
-    /// previous pool, if that is complete, and the second part of the pool's own rows.
+    /// previous pool, if that pool is complete, and the second part of the pool's own rows.
     Compressed {
         /// First element of the values in a row.
         start: usize,

@@ -147,7 +147,7 @@ impl Op {
         }
     }
 
-    /// Changes the recurrent state that the op reads and writes, if there is one.
+    /// Replaces the recurrent state that the op reads and writes; other ops are unchanged.
     pub(crate) fn set_state(&mut self, to: StateId) {
         if let Self::ShortConv { state, .. }
         | Self::GatedDelta { state, .. }

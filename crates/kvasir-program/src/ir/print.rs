@@ -81,7 +81,7 @@ fn frequencies(f: &mut Formatter<'_>, inv_freq: &[f32]) -> fmt::Result {
     if *first != 1.0 { write!(f, " positions / {}", 1.0 / first) } else { Ok(()) }
 }
 
-/// The heads of a gated delta rule.
+/// Prints head counts, head dimensions and decay granularity of a gated delta rule.
 fn print_heads(f: &mut Formatter<'_>, form: &DeltaForm) -> fmt::Result {
     write!(f, " heads {} to {}", form.key_heads, form.value_heads)?;
     write!(f, " {:?} of [{}, {}]", form.head_map, form.key_dim, form.value_dim)?;
@@ -89,7 +89,7 @@ fn print_heads(f: &mut Formatter<'_>, form: &DeltaForm) -> fmt::Result {
 }
 
 impl Program {
-    /// The name of a weight, with its range of elements if it is a part of a tensor.
+    /// The name of a weight, followed by its range of elements if it is a part of a tensor.
     fn name(&self, id: WeightId) -> Cow<'_, str> {
         let weight = self.weight(self.resolve(id));
         match &weight.part {

@@ -3,6 +3,7 @@
 use crate::ir::op::Op;
 use crate::ir::program::Program;
 use crate::ir::weight::{Matrices, Matrix, WeightId};
+use std::collections::BTreeMap;
 
 impl Program {
     /// Elements of each weight that its ops read, indexed by [`WeightId`]. Reads of a tied weight
@@ -14,6 +15,17 @@ impl Program {
         let mut usage = Usage { program: self, elements: vec![0; self.weights.len()] };
         self.ops.iter().for_each(|op| usage.op(op));
         usage.elements
+    }
+
+    /// By tensor name: the elements that the ops read and all elements. Adds the weights that are
+    /// parts of one tensor.
+    pub fn tensor_elements_read(&self) -> BTreeMap<&str, (usize, usize)> {
+        let mut tensors: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+        for (weight, read) in self.weights.iter().zip(self.elements_read()) {
+            let tensor = tensors.entry(&weight.name).or_default();
+            *tensor = (tensor.0.saturating_add(read), weight.shape.iter().product());
+        }
+        tensors
     }
 }
 

@@ -54,7 +54,8 @@ pub struct Weight {
     #[serde(default = "one")]
     pub block: usize,
     /// The elements of the flattened tensor that the weight consists of; `None` for all of them.
-    /// Only vectors and convolution weights of a rank have a part: matrices are views.
+    /// Only sharded vectors and convolution weights have a part; a sharded matrix is a [`Matrix`]
+    /// view of the whole weight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Range<usize>>,
 }

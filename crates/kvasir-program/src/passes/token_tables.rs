@@ -1,4 +1,4 @@
-//! Checks the tables of routing by token id, which come from the checkpoint.
+//! Validates the token-to-expert tables of a checkpoint (routing by token id).
 
 use crate::ir::moe::Routing;
 use crate::ir::op::Op;
@@ -6,9 +6,11 @@ use crate::ir::program::Program;
 use crate::ir::weight::WeightId;
 
 impl Program {
-    /// Checks the tables of routing by token id, whose elements `values` returns: each row must
-    /// have `top_k` different experts. Returns the name of the first invalid table, and what is
-    /// wrong with it.
+    /// Checks the token-to-expert tables, whose elements `values` returns. Each row must have `top_k`
+    /// different experts.
+    ///
+    /// # Errors
+    /// The name of the first invalid table and the reason.
     pub fn check_token_tables<'w>(
         &self,
         values: impl Fn(WeightId) -> &'w [f32],
@@ -22,9 +24,9 @@ impl Program {
             for (token, row) in values(*table).chunks((*top_k).max(1)).enumerate() {
                 let is_expert = |id: &f32| id.fract() == 0.0 && (0.0..experts as f32).contains(id);
                 let why = match row.iter().enumerate().find(|(at, id)| row[..*at].contains(id)) {
-                    Some((_, id)) => format!("has expert `{id}` twice for token {token}"),
+                    Some((_, id)) => format!("maps token {token} to expert `{id}` twice"),
                     None => match row.iter().find(|id| !is_expert(id)) {
-                        Some(id) => format!("has expert `{id}` of {experts} for token {token}"),
+                        Some(id) => format!("maps token {token} to expert `{id}` of {experts}"),
                         None => continue,
                     },
                 };
@@ -44,7 +46,7 @@ mod tests {
     use crate::model::Model;
     use serde_json::json;
 
-    /// A program that routes to two of four experts by a table.
+    /// A program that routes to two of four experts by token id.
     fn program() -> Program {
         let config = json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
             "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 100,
@@ -67,15 +69,15 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_different_known_experts_are_required() {
+    fn rows_must_have_distinct_existing_experts() {
         let program = program();
         let check = |table: &[f32]| program.check_token_tables(|_| table).map_err(|(_, why)| why);
         assert_eq!(check(&[0.0, 3.0, 2.0, 1.0]), Ok(()));
         for (table, why) in [
-            ([0.0, 1.0, 3.0, 4.0], "has expert `4` of 4 for token 1"),
-            ([0.0, -1.0, 0.0, 1.0], "has expert `-1` of 4 for token 0"),
-            ([0.5, 1.0, 0.0, 1.0], "has expert `0.5` of 4 for token 0"),
-            ([0.0, 1.0, 2.0, 2.0], "has expert `2` twice for token 1"),
+            ([0.0, 1.0, 3.0, 4.0], "maps token 1 to expert `4` of 4"),
+            ([0.0, -1.0, 0.0, 1.0], "maps token 0 to expert `-1` of 4"),
+            ([0.5, 1.0, 0.0, 1.0], "maps token 0 to expert `0.5` of 4"),
+            ([0.0, 1.0, 2.0, 2.0], "maps token 1 to expert `2` twice"),
         ] {
             assert_eq!(check(&table), Err(why.to_owned()));
         }

@@ -9,7 +9,7 @@ use crate::metrics::deferral_group::DeferralGroup;
 use crate::metrics::prometheus::{COUNT_BUCKETS, Counter, Gauge, Histogram, NANOS_PER_SECOND, TOKEN_BUCKETS};
 use kvasir_engine::{Core, Nanos, Observer, RankLoad};
 use kvasir_exec::{Step, StepError};
-use kvasir_kv::ShortHit;
+use kvasir_kv::CacheEnd;
 use serde::Serialize;
 use std::{
     array, iter,
@@ -43,9 +43,9 @@ pub struct EngineMetrics {
     pub(super) step_rows: Counter,
     pub(super) prefix_queries: Counter,
     pub(super) prefix_hits: Counter,
-    /// Short prefix hits, and the prompt tokens that were not cached, by `ShortHit`.
-    pub(super) prefix_ends: [Counter; ShortHit::ALL.len()],
-    pub(super) prefix_end_tokens: [Counter; ShortHit::ALL.len()],
+    /// Short prefix hits, and the prompt tokens that were not cached, by `CacheEnd`.
+    pub(super) prefix_ends: [Counter; CacheEnd::ALL.len()],
+    pub(super) prefix_end_tokens: [Counter; CacheEnd::ALL.len()],
     pub(super) computed_tokens: Counter,
     pub(super) generation_tokens: Counter,
     pub(super) preemptions: Counter,
@@ -213,9 +213,9 @@ impl EngineMetrics {
             let prompt = sequence.map_or(0, |sequence| sequence.len() - sequence.in_flight());
             self.prefix_queries.add(prompt.into());
             self.prefix_hits.add(admission.hit.into());
-            if let Some(short) = admission.prefix.short {
-                self.prefix_ends[short as usize].add(1);
-                self.prefix_end_tokens[short as usize].add(prompt.saturating_sub(admission.hit).into());
+            if let Some(cache_end) = admission.prefix.cache_end {
+                self.prefix_ends[cache_end as usize].add(1);
+                self.prefix_end_tokens[cache_end as usize].add(prompt.saturating_sub(admission.hit).into());
             }
         }
         let ((_, prompt), (_, decode)) = step.batch.counts();

@@ -14,7 +14,7 @@ use crate::metrics::transfers::transfers;
 use crate::metrics::{FINISHED, Metrics, REJECTED};
 use kvasir_chat::TokenizerStatus;
 use kvasir_engine::{ReplicaPhase, ReplicaStatus};
-use kvasir_kv::ShortHit;
+use kvasir_kv::CacheEnd;
 use std::mem;
 
 /// Status of the server beside its engine metrics.
@@ -227,10 +227,10 @@ impl Metrics {
         for (name, help, counters) in families {
             let mut values = counters.each_ref().map(Counter::get);
             if !sees_all {
-                let hidden = mem::take(&mut values[ShortHit::OtherKey as usize]);
-                values[ShortHit::NeverComputed as usize] += hidden;
+                let hidden = mem::take(&mut values[CacheEnd::OtherKey as usize]);
+                values[CacheEnd::NeverComputed as usize] += hidden;
             }
-            let labels = ShortHit::ALL.map(|short| format!("reason=\"{}\"", short.label()));
+            let labels = CacheEnd::ALL.map(|short| format!("reason=\"{}\"", short.label()));
             page.counters(name, help, labels.into_iter().zip(values));
         }
     }

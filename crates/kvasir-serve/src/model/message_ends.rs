@@ -2,8 +2,8 @@
 //!
 //! Templates write control tokens around each message; `guard` of kvasir-chat keeps them out of
 //! client text. Later prompts diverge at such positions: a turn is appended, edited or branched.
-//! Models with recurrent layers store checkpoints of their states there, and sliding-window layers
-//! evict the rows before such a position last.
+//! Models with recurrent layers store checkpoints of their states there. Sliding-window layers
+//! evict the K and V before such a position last.
 
 use crate::model::Model;
 use kvasir_kv::{Position, Token};
@@ -12,8 +12,8 @@ use kvasir_kv::{Position, Token};
 const MAX_ENDS: usize = 1024;
 
 impl Model {
-    /// The positions of a prompt's control tokens, in ascending order; empty if prefix hits can
-    /// end anywhere.
+    /// The positions of a prompt's control tokens, in ascending order; empty if the cache uses no
+    /// marks.
     pub(crate) fn message_ends(&self, prompt: &[Token]) -> Vec<Position> {
         if !self.facts.uses_marks {
             return Vec::new();

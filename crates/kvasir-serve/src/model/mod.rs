@@ -85,8 +85,8 @@ pub struct Facts {
     pub max_new_tokens: Option<u32>,
     /// Whether requests may shift their context when it is full (`--context-shift`).
     pub context_shift: bool,
-    /// Whether the model has recurrent or sliding-window layers: prefix hits then end at marked
-    /// positions.
+    /// Whether the cache uses marked positions: prefix hits of models with recurrent or
+    /// sliding-window layers end there.
     pub uses_marks: bool,
     /// Hidden size; `None` for the simulated device, which computes nothing.
     pub hidden: Option<u32>,

@@ -178,8 +178,8 @@ fn ended(context: &RequestContext, summary: &Summary) -> Map<String, Value> {
         ("ttft_ms".to_owned(), ms(Some(times.arrived), times.first_token)),
         ("total_ms".to_owned(), ms(Some(times.arrived), times.finished)),
     ]);
-    if let Some(short) = summary.prefix.short {
-        fields.insert("cache_end".to_owned(), short.label().into());
+    if let Some(cache_end) = summary.prefix.cache_end {
+        fields.insert("cache_end".to_owned(), cache_end.label().into());
     }
     if summary.dropped > 0 {
         fields.insert("dropped_tokens".to_owned(), summary.dropped.into());

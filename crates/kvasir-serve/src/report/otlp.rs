@@ -186,7 +186,7 @@ fn spans(context: &RequestContext, summary: &Summary, at: SystemTime, ids: &mut 
         number("kvasir.matched_tokens", summary.prefix.matched.into()),
         number("kvasir.preemptions", summary.preemptions.into()),
     ];
-    attributes.extend(summary.prefix.short.map(|short| text("kvasir.cache_end", short.label())));
+    attributes.extend(summary.prefix.cache_end.map(|cache_end| text("kvasir.cache_end", cache_end.label())));
     request["attributes"] = attributes.into();
     if matches!(summary.finish, Finish::Failed(_) | Finish::Refused(_)) {
         request["status"] = json!({"code": 2, "message": summary.finish.to_string()});
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use crate::report::sinks::Reports;
     use kvasir_engine::{PrefixMatch, Timings};
-    use kvasir_kv::ShortHit;
+    use kvasir_kv::CacheEnd;
     use std::{io::BufRead, net::TcpListener, sync::Arc};
 
     fn ended() -> ReportEvent {
@@ -223,7 +223,7 @@ mod tests {
             prompt: 7,
             outputs: 5,
             cached: 4,
-            prefix: PrefixMatch { matched: 4, short: Some(ShortHit::OtherKey), public_short: None },
+            prefix: PrefixMatch { matched: 4, cache_end: Some(CacheEnd::OtherKey), public_cache_end: None },
             timings,
             ..Summary::empty(1, Finish::Eos)
         };

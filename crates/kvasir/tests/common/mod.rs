@@ -69,7 +69,7 @@ impl<E: Executor> Executor for RecordingExecutor<E> {
 #[derive(Debug, Default)]
 pub(crate) struct Coverage {
     pub(crate) hits: u32,
-    /// Tokens of the hits.
+    /// Tokens found in the prefix cache.
     pub(crate) cached: u32,
     pub(crate) preemptions: u32,
     pub(crate) accepted: u32,

@@ -5,13 +5,13 @@ use kvasir::{Acceptance, BackendKind, CacheKind, OpenedModel, Params, Prompt, Sa
 use kvasir_testkit::paths;
 
 #[test]
-fn rejection_sampling_accepts_all_of_an_equal_draft_model() {
+fn rejection_sampling_accepts_all_drafts_of_an_equal_model() {
     let case = paths::model("qwen3");
-    let own: Speculation = spec(&format!("draft:{},depth=3", case.display()));
-    let own = Speculation { acceptance: Acceptance::Rejection, ..own };
+    let same_model: Speculation = spec(&format!("draft:{},depth=3", case.display()));
+    let same_model = Speculation { acceptance: Acceptance::Rejection, ..same_model };
     for backend in [BackendKind::Cpu, BackendKind::Plain] {
         let setup = Setup { backend, ..Setup::cpu(CacheKind::Radix) };
-        let mut kvasir = setup.engine(OpenedModel::open(&case).unwrap(), Some(&own));
+        let mut kvasir = setup.engine(OpenedModel::open(&case).unwrap(), Some(&same_model));
         let params = |seed, temperature| Params {
             max_tokens: 40,
             ignore_eos: true,
@@ -23,7 +23,7 @@ fn rejection_sampling_accepts_all_of_an_equal_draft_model() {
         for answer in kvasir.generate_many(requests).unwrap() {
             assert!(answer.drafted >= 27 && answer.accepted + 1 >= answer.drafted, "{answer:?}");
         }
-        // Greedy decoding has one right token, whatever the rule.
+        // Greedy decoding gives the same tokens under every acceptance rule.
         let greedy = kvasir.generate_many([(prompt(), params(0, 0.0))]).unwrap();
         let plain =
             engine(&case, None, CacheKind::Radix).generate_many([(prompt(), params(0, 0.0))]).unwrap();
@@ -51,17 +51,19 @@ fn rejection_sampling_keeps_the_distribution() {
         }
         (counts, drafted, accepted)
     };
-    // The same model, but the drafts are drawn without the target's top-k: some are rejected.
-    let own = spec(&format!("draft:{},depth=3", case.display()));
-    let own = Speculation { acceptance: Acceptance::Rejection, ..own };
+    // The draft model is the target, but its drafts are sampled without the target's top-k, so some
+    // are rejected.
+    let same_model = spec(&format!("draft:{},depth=3", case.display()));
+    let same_model = Speculation { acceptance: Acceptance::Rejection, ..same_model };
     let (plain, ..) = counts(None, 1 << 20);
-    let (drafts, drafted, accepted) = counts(Some(&own), 1 << 40);
+    let (drafts, drafted, accepted) = counts(Some(&same_model), 1 << 40);
     assert!(
         accepted * 20 > drafted && accepted * 20 < drafted * 19,
-        "both ways are tested: {accepted} of {drafted}"
+        "drafts must be accepted and rejected: {accepted} of {drafted} were accepted"
     );
-    // Two samples of pairs of tokens; pairs that are rare in both count as one.
-    let (mut chi_squared, mut cells, mut rare) = (0.0, 0.0, (0.0, 0.0));
+    // Chi-squared test of two samples of token pairs. Pairs that are rare in both count as one, so
+    // the degrees of freedom are the number of other pairs.
+    let (mut chi_squared, mut degrees, mut rare) = (0.0, 0.0, (0.0, 0.0));
     let mut pairs: Vec<_> = plain.keys().chain(drafts.keys()).collect();
     pairs.sort_unstable();
     pairs.dedup();
@@ -73,11 +75,12 @@ fn rejection_sampling_keeps_the_distribution() {
             rare = (rare.0 + a, rare.1 + b);
         } else {
             chi_squared += term(a, b);
-            cells += 1.0;
+            degrees += 1.0;
         }
     }
     chi_squared += term(rare.0, rare.1);
-    let (a, z): (f64, f64) = (2.0 / (9.0 * cells), 3.72);
-    let limit = cells * (1.0 - a + z * a.sqrt()).powi(3);
-    assert!(chi_squared < limit, "{chi_squared} of {limit} with {cells} pairs");
+    // Wilson-Hilferty approximation of the quantile at a significance of 1e-4.
+    let (a, z): (f64, f64) = (2.0 / (9.0 * degrees), 3.72);
+    let limit = degrees * (1.0 - a + z * a.sqrt()).powi(3);
+    assert!(chi_squared < limit, "{chi_squared} of {limit} with {degrees} degrees of freedom");
 }

@@ -94,19 +94,19 @@ impl Backend {
         all
     }
 
-    /// Logits of steps with chains of drafts, of which random ones are rejected. The last step
-    /// recomputes the whole sequence, with the same bits.
+    /// Runs steps with chains of drafts and rejects a random number of them. Then recomputes the
+    /// whole sequence in one step, checks that the bits are equal, and returns its logits.
     pub(crate) fn drafted_logits(mut self, seed: u64) -> Vec<f32> {
         let (vocab, mut cache, mut random) = (self.program().vocab, self.cache(), Random::new(seed));
         let mut seq = cache.open().unwrap();
         self.bind(SequenceSpec { final_len: SLOTS, ..SequenceSpec::default() });
-        let (mut tokens, mut all): (Vec<Token>, Vec<f32>) = (Vec::new(), Vec::new());
+        let (mut tokens, mut last): (Vec<Token>, Vec<f32>) = (Vec::new(), Vec::new());
         for id in 1..=10 {
             let count = if tokens.is_empty() { 12 } else { random.between(1, DRAFTS + 1) };
             let fed: Vec<Token> = (0..count).map(|_| random.below(vocab as u64) as Token).collect();
             let drafts = if tokens.is_empty() { 0 } else { count - 1 };
             let input = RowInput { drafts, ..row_input(seq, &fed) };
-            all = self.run(step(&mut *cache, id, &[input]), &[]);
+            last = self.run(step(&mut *cache, id, &[input]), &[]);
             cache.retire(StepId(id)).unwrap();
             tokens.extend(&fed);
             let rejected = if id == 10 { 0 } else { random.between(0, drafts) };
@@ -117,9 +117,9 @@ impl Backend {
         }
         cache.close(seq).unwrap();
         seq = cache.open().unwrap();
-        let whole = self.run(step(&mut *cache, 11, &[row_input(seq, &tokens)]), &[]);
-        assert!(whole.ends_with(&all), "drafts change the logits");
-        whole
+        let recomputed = self.run(step(&mut *cache, 11, &[row_input(seq, &tokens)]), &[]);
+        assert!(recomputed.ends_with(&last), "rejected drafts change the logits");
+        recomputed
     }
 
     fn cache(&self) -> Box<dyn Cache> {
@@ -128,7 +128,7 @@ impl Backend {
     }
 }
 
-/// A backend for a program.
+/// Loads a program on a backend.
 pub(crate) type Load<'a> = dyn Fn(&Program) -> Backend + 'a;
 
 /// Runs steps on a backend and returns logits.
@@ -167,6 +167,7 @@ fn run_ranks(parts: &[Program], load: &Load<'_>, logits: &Logits<'_>) -> Vec<Vec
     })
 }
 
+/// Standard deviation.
 fn deviation(x: &[f32]) -> f32 {
     let mean = x.iter().sum::<f32>() / x.len() as f32;
     (x.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / x.len() as f32).sqrt()
@@ -178,7 +179,7 @@ pub(crate) fn check(name: &str, whole: &Program, ranks: usize, load: &Load<'_>, 
     check_with(name, whole, ranks, load, &Backend::logits, allowed)
 }
 
-/// [`check`] of other steps, which `logits` runs.
+/// Like [`check`], with the steps of `logits` instead of [`Backend::logits`].
 pub(crate) fn check_with(
     name: &str,
     whole: &Program,
@@ -190,13 +191,13 @@ pub(crate) fn check_with(
     let parts: Vec<Program> = (0..ranks).map(|rank| whole.for_rank(rank, ranks).unwrap()).collect();
     let all = run_ranks(&parts, load, logits);
     assert!(all.iter().all(|logits| *logits == all[0]), "{name}, {ranks} ranks: ranks differ");
-    let alone = logits(load(&whole.for_all_ranks(ranks).unwrap()));
-    assert!(alone == all[0], "{name}, {ranks} ranks: one process that runs all shards has other bits");
-    let plain = logits(load(whole));
-    assert_eq!(plain.len(), alone.len(), "{name}");
-    assert!(plain.iter().all(|v| v.is_finite()), "{name}");
-    let worst = plain.iter().zip(&alone).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-    let error = worst / deviation(&plain);
+    let one_process = logits(load(&whole.for_all_ranks(ranks).unwrap()));
+    assert!(one_process == all[0], "{name}, {ranks} ranks: one process with all shards differs from them");
+    let unsharded = logits(load(whole));
+    assert_eq!(unsharded.len(), one_process.len(), "{name}");
+    assert!(unsharded.iter().all(|v| v.is_finite()), "{name}");
+    let worst = unsharded.iter().zip(&one_process).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+    let error = worst / deviation(&unsharded);
     assert!(error <= allowed, "{name}, {ranks} ranks: off by {error} deviations, allowed {allowed}");
     error
 }

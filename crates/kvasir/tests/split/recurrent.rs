@@ -1,5 +1,5 @@
-//! Recurrent layers on several ranks: drafts, GGUF files, shares of the state pool, and a collective
-//! that fails between two recurrent layers.
+//! Recurrent layers on several ranks: drafts, GGUF files, each rank's part of the states, and a
+//! collective that fails between two recurrent layers.
 
 use crate::harness::{Backend, check, check_with, cpu, plain};
 use crate::{gguf, in_blocks, model};
@@ -25,7 +25,7 @@ fn open(case: &str) -> (Arc<Checkpoint>, Program) {
 }
 
 #[test]
-fn rejected_drafts_leave_no_trace_on_any_rank() {
+fn rejected_drafts_change_no_logits_on_any_rank() {
     for case in CASES {
         let (checkpoint, whole) = open(case);
         for ranks in [2, 3] {
@@ -64,9 +64,9 @@ fn shards_of_gguf_files_match_the_unsharded_model() {
 
 #[test]
 fn ranks_divide_the_states_of_recurrent_layers() {
-    // State elements of one rank of two, of 1,000 of the whole model. Ranks of Granite and Falcon-H1
-    // each keep the convolution inputs of B and C, which all heads share.
-    let shares = [
+    // Part of the model's state elements on one rank of two, per mille. Each rank of Granite and
+    // Falcon-H1 stores the convolution inputs of B and C, which all heads share.
+    let parts_per_mille = [
         ("qwen3_5", 500),
         ("qwen3_next", 500),
         ("kimi_linear", 500),
@@ -75,21 +75,22 @@ fn ranks_divide_the_states_of_recurrent_layers() {
         ("granitemoehybrid", 518),
         ("falcon_h1", 525),
     ];
-    for (case, share) in shares {
+    for (case, per_mille) in parts_per_mille {
         let (_, whole) = open(case);
         for rank in 0..2 {
             let part = whole.for_rank(rank, 2).unwrap();
-            assert_eq!(part.state_elements() * 1000 / whole.state_elements(), share, "{case}");
+            assert_eq!(part.state_elements() * 1000 / whole.state_elements(), per_mille, "{case}");
         }
     }
-    // The heads of these models cannot be divided among three ranks, so each has all states.
+    // The heads of these models cannot be divided among three ranks, so each stores all states.
     for case in ["qwen3_5", "granitemoehybrid"] {
         let (_, whole) = open(case);
         assert_eq!(whole.for_rank(2, 3).unwrap().state_elements(), whole.state_elements(), "{case}");
     }
 }
 
-/// A random config of a model with recurrent layers; widths are multiples of `unit`.
+/// A random config of a model with recurrent layers. Widths are multiples of `unit`; only recurrent
+/// heads may have half of it.
 fn random_config(random: &mut Random, unit: usize) -> Json {
     let n = |random: &mut Random, low: u32, high: u32| random.between(low, high) as usize;
     let (kv_heads, shared) = (n(random, 1, 3), n(random, 1, 4));
@@ -142,16 +143,17 @@ fn shards_of_random_recurrent_shapes_match_the_unsharded_model() {
     assert!(divided >= 15 && replicated >= 3, "{divided} divided, {replicated} replicated");
 }
 
-/// Collectives of one rank of two whose peer contributes nothing. Call number `fails` fails.
+/// Collectives of one rank of two, without a peer: sums lack the peer's part. One call fails.
 struct FailingRanks {
     calls: AtomicUsize,
-    fails: usize,
+    /// Number of the failing call, from 0.
+    failing_call: usize,
 }
 
 impl FailingRanks {
     fn call(&self) -> Result<(), StepError> {
         match self.calls.fetch_add(1, Ordering::Relaxed) {
-            call if call == self.fails => Err(StepError::Failed("a rank has aborted".into())),
+            call if call == self.failing_call => Err(StepError::Failed("a rank has aborted".into())),
             _ => Ok(()),
         }
     }
@@ -174,10 +176,10 @@ impl Ranks for FailingRanks {
     }
 }
 
-/// A step whose collective fails has overwritten the states of the layers before it. The engine
+/// A step whose collective fails has already overwritten the states of earlier layers. The engine
 /// fails the sequences of such a step, so their states are never read again.
 #[test]
-fn a_failed_collective_spoils_only_the_states_of_its_step() {
+fn a_failed_collective_corrupts_only_the_states_of_its_step() {
     for case in ["qwen3_5", "granitemoehybrid"] {
         let (checkpoint, whole) = open(case);
         let program = whole.for_rank(0, 2).unwrap();
@@ -186,11 +188,11 @@ fn a_failed_collective_spoils_only_the_states_of_its_step() {
         let model = Arc::new(model);
         // Without checkpoints every step overwrites the live state.
         let in_place = Some(StateConfig { live: 1, checkpoints: 0, tail_rows: 0, interval: 0 });
-        let executor = |fails| {
+        let executor = |failing_call| {
             let limits = Limits { slots: 128, tokens: 64, rows: 1, kv: KvType::F32, ring: None };
             let executor = CpuExecutor::new(Arc::clone(&model), limits).unwrap();
             let executor = executor.with_states(in_place).unwrap();
-            executor.among(FailingRanks { calls: AtomicUsize::new(0), fails }).unwrap()
+            executor.among(FailingRanks { calls: AtomicUsize::new(0), failing_call }).unwrap()
         };
         let config = CacheConfig { states: in_place, ..CacheConfig::new(128) };
         let new_cache = || build(CacheKind::Contiguous, &config).unwrap();
@@ -205,12 +207,12 @@ fn a_failed_collective_spoils_only_the_states_of_its_step() {
             };
             result.map(|()| step.output.logits)
         };
-        let (mut whole_run, mut cache) = (executor(usize::MAX), new_cache());
+        let (mut intact, mut cache) = (executor(usize::MAX), new_cache());
         let seq = cache.open().unwrap();
-        let expected = run(&mut whole_run, &mut *cache, 1, seq, &tokens).unwrap();
-        // The third collective of the second step is that of the second recurrent layer.
-        let fails = collectives(&program) + 2;
-        let (mut failing, mut cache) = (executor(fails), new_cache());
+        let expected = run(&mut intact, &mut *cache, 1, seq, &tokens).unwrap();
+        // The third collective of the second step belongs to the second recurrent layer.
+        let failing_call = collectives(&program) + 2;
+        let (mut failing, mut cache) = (executor(failing_call), new_cache());
         let seq = cache.open().unwrap();
         run(&mut failing, &mut *cache, 1, seq, &tokens[..16]).unwrap();
         let error = run(&mut failing, &mut *cache, 2, seq, &tokens[16..20]).unwrap_err();

@@ -1,9 +1,9 @@
 //! Models with sliding-window layers that have KV pools of their own: logits are bit-identical to
 //! those of each request alone in one pool.
 //!
-//! Batched, chunked, after a prefix hit, after preemption, with siblings and with drafts, on every
-//! cache that has window groups, under every policy, on both backends; and conversations that are
-//! longer than the windows.
+//! The requests run batched, chunked, after a prefix hit, after preemption, with siblings and with
+//! drafts, on every cache with window groups, under every policy, on both backends. Conversations
+//! are longer than the windows.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 #[path = "../common/mod.rs"]
@@ -19,7 +19,7 @@ use kvasir_testkit::{paths, steps::prompt};
 use setup::{ALONE, BLOCK, Drafts, Setup, Windows};
 
 /// Models whose windows of 16 to 24 tokens are shorter than the prompts: alternating windows, K = V,
-/// shared K/V, mixtures, sinks, windows in all layers.
+/// shared K/V, mixtures of experts, attention sinks, windows in all layers.
 const MODELS: [&str; 8] =
     ["gemma3", "gemma4_dense", "gemma4_moe", "gemma4_ple", "gpt_oss", "mistral", "olmo3", "qwen3_yarn_swa"];
 /// The caches with window groups.
@@ -133,12 +133,12 @@ fn siblings_share_the_windows_of_their_prompt() {
 #[test]
 fn rejected_drafts_leave_windows_complete() {
     for case in cases() {
-        let with = |drafts, policies: &[&'static str], windows| {
+        let with_drafts = |drafts, policies: &[&'static str], windows| {
             setups(policies).into_iter().map(move |setup| Setup { drafts, windows, ..setup })
         };
-        let coverage = check(&case, with(Drafts::Oracle, &["chunked", "mixed"], Windows::Tight), 1);
+        let coverage = check(&case, with_drafts(Drafts::Oracle, &["chunked", "mixed"], Windows::Tight), 1);
         assert!(coverage.rejected > 20 && coverage.accepted > 50, "{}: {coverage:?}", case.name);
-        let coverage = check(&case, with(Drafts::Ngram, &["mixed"], Windows::Configured), 1);
+        let coverage = check(&case, with_drafts(Drafts::Ngram, &["mixed"], Windows::Configured), 1);
         assert!(coverage.rejected > 5, "{}: {coverage:?}", case.name);
     }
 }
@@ -153,24 +153,24 @@ fn conversations_longer_than_the_window_hit_their_history() {
             (CacheKind::Radix, true),
             (CacheKind::Cells, true),
         ] {
-            let setup = Setup { cache: kind, policy: "mixed", slots: 800, ..setups(&["mixed"])[0] };
+            let setup = Setup { cache: kind, ..setups(&["mixed"])[0] };
             let mut engine = setup.engine(&case.loaded, &Outputs::new());
             let mut history = Vec::new();
             for turn in 0..5 {
                 let context = format!("{}, {kind}, session {is_session}, turn {turn}", case.name);
                 history.extend(prompt(31, turn + 1));
                 let mut next = request(case.loaded.program(), turn as u64, history.clone(), 9, 0.0);
-                // One salt for all turns: the lengths do not change RoPE here.
+                // RoPE of these models does not depend on the length, so all turns have one salt.
                 let expected = run_alone(&case.loaded, std::slice::from_ref(&next), 1);
                 next.params.session = is_session.then_some(SessionId(1));
                 let mut coverage = Coverage::default();
                 let outputs = setup.run_on(&mut engine, &[next], 1, &mut coverage);
                 compare(&context, &expected, &outputs);
-                let known = history.len() as u32 - 31;
-                // The last output has no K/V yet.
+                let earlier = history.len() as u32 - 31;
+                // The last output of the previous turn has no K/V.
                 let block = if kind.is_block_based() { BLOCK } else { 1 };
-                let whole = known.saturating_sub(1) / block * block;
-                assert_eq!(coverage.cached, whole, "{context}");
+                let cached = earlier.saturating_sub(1) / block * block;
+                assert_eq!(coverage.cached, cached, "{context}");
                 history.extend(&outputs[&(turn as u64 * 10)].0);
             }
             let cache = engine.core().cache();

@@ -1,5 +1,5 @@
-//! Sessions of the library on models with window pools: turns, rewinds and forks give the answers of
-//! a session on one pool, and shared prefixes join the windows.
+//! Sessions of the library on models with window groups: turns, rewinds and forks give the answers
+//! of a session with one KV pool. On a shared prefix, sliding-window layers join the full group.
 
 use super::KINDS;
 use kvasir::{CacheKind, CacheOptions, Kvasir, Options, Params, PrefixOptions, Sampling, Session, Token};
@@ -31,22 +31,22 @@ fn turns_and_rewinds_equal_those_on_one_pool() {
     for model in ["gemma3", "gpt_oss"] {
         let kvasir = load(model);
         for kind in KINDS {
-            let mut whole = kvasir.session(options(CacheKind::Contiguous)).unwrap();
+            let mut one_pool = kvasir.session(options(CacheKind::Contiguous)).unwrap();
             let mut windowed = kvasir.session(options(kind)).unwrap();
             assert_eq!(windowed.cache().shape().windows.len(), 1, "{model}, {kind}");
-            let mut both = |prompt: std::ops::Range<Token>, back: usize| {
-                let [one, other] = [&mut whole, &mut windowed].map(|session| {
+            let mut check_turn = |prompt: std::ops::Range<Token>, back: usize| {
+                let [expected, answer] = [&mut one_pool, &mut windowed].map(|session| {
                     let main = session.main();
                     let to = session.len(main).unwrap() - back;
                     session.rewind(main, to).unwrap();
                     turn(session, prompt.clone(), 24)
                 });
-                assert_eq!(one, other, "{model}, {kind}, {back} back");
+                assert_eq!(answer, expected, "{model}, {kind}, rewound by {back}");
             };
-            both(5..75, 0);
-            both(80..90, 0);
+            check_turn(5..75, 0);
+            check_turn(80..90, 0);
             for back in [3, 20, 60] {
-                both(70..74, back);
+                check_turn(70..74, back);
             }
             windowed.cache().check().unwrap();
         }

@@ -71,7 +71,7 @@ fn policy(name: &str) -> PolicyConfig {
             let rectangular = RectangularConfig { chunk_size: 16, max_batch: 4, ..Default::default() };
             PolicyConfig::Rectangular(rectangular)
         }
-        other => panic!("no policy {other}"),
+        other => panic!("unknown policy {other}"),
     }
 }
 

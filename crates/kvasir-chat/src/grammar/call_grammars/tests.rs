@@ -1,4 +1,5 @@
-//! Scripted answers under tool call grammars: what is free, and what is masked.
+//! Scripted answers under tool call grammars: where any token is allowed, and which tokens are
+//! masked elsewhere.
 
 pub(in crate::grammar) mod random_answers;
 

@@ -7,7 +7,7 @@
 use super::*;
 use crate::answer::{CallConstraint, Choice, Delta, ParseOptions};
 use crate::dialect::{ReasoningDialect, ToolDialect};
-use crate::grammar::call_grammars::tests::random_answers::{check, drawn_tools};
+use crate::grammar::call_grammars::tests::random_answers::{check, random_tools};
 use crate::grammar::call_grammars::tests::{EOS, THINK, is_allowed, long, tool};
 use crate::tool::Tool;
 use kvasir_formats::Tokenizer;
@@ -427,7 +427,7 @@ fn every_answer_fits_its_format_or_its_tools() {
         let (mut formatted, mut called) = (0, 0);
         for round in 0..rounds {
             let model = &models[round as usize % 2];
-            let tools = drawn_tools(dialect, &mut random);
+            let tools = random_tools(dialect, &mut random);
             let format = schema(&mut random);
             let shape = Shape::JsonSchema(format.clone());
             let grammars = compile(model, dialect, &shape, &tools, &[]);

@@ -109,7 +109,8 @@ impl Args {
             format!("; sliding-window layers store K and V of all tokens: {reason}")
         });
         let computes = format!(
-            "{computes}{packed}; K and V as {kv}, {gigabytes:.2} GB{cap}{windows}{joined}{states}; contexts of up to {max_len} tokens"
+            "{computes}{packed}; K and V as {kv}, {gigabytes:.2} GB{cap}{windows}{joined}{states}; \
+             contexts of up to {max_len} tokens"
         );
         let key_count = match (keys.count() as u64, keys.has_admin()) {
             (0, _) => "no API keys".into(),

@@ -1,4 +1,4 @@
-//! Steps, queues and sequences of the core in the recorded format.
+//! Converts steps, queues and sequences of the core to the recorded JSON format.
 
 use crate::engine::blocks::blocks_of;
 use crate::engine::free_slots;
@@ -28,14 +28,15 @@ impl Harness {
         let batch = &step.batch;
         let prefill = batch.kind == StepKind::Prefill;
         let kind = if prefill { "PREFILL" } else { "DECODE" };
-        let (mut names, mut fed, mut lasts, mut tables) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut names, mut tokens, mut tables) = (Vec::new(), Vec::new(), Vec::new());
+        let mut last_block_tokens = Vec::new();
         for (row, planned) in batch.rows.iter().zip(&step.plan.rows) {
             let name = self.name_of(RequestId(row.request));
-            fed.push(&batch.tokens[row.tokens.range()]);
-            let known_len =
-                self.core.sequence(RequestId(row.request)).map_or(0, |one| one.tokens().len() as u32);
-            let whole = if row.kind.is_prefill() { known_len } else { row.context_len };
-            lasts.push((whole.max(1) - 1) % self.block + 1);
+            tokens.push(&batch.tokens[row.tokens.range()]);
+            let sequence = self.core.sequence(RequestId(row.request));
+            let sequence_len = sequence.map_or(0, |sequence| sequence.tokens().len() as u32);
+            let len = if row.kind.is_prefill() { sequence_len } else { row.context_len };
+            last_block_tokens.push((len.max(1) - 1) % self.block + 1);
             let table = blocks_of(&step.plan, planned, self.block);
             if let Some(known) = self.known.get_mut(&name) {
                 known.kind = Some(kind);
@@ -49,10 +50,10 @@ impl Harness {
             "kind": kind.to_lowercase(),
             "seqs": names,
             "num_scheduled": rows.iter().map(|row| row.tokens.len).collect::<Vec<_>>(),
-            "tokens": fed,
+            "tokens": tokens,
             "context_lens": rows.iter().map(|row| row.context_len).collect::<Vec<_>>(),
             "block_tables": tables,
-            "last_block_tokens": lasts,
+            "last_block_tokens": last_block_tokens,
             "total_tokens": batch.tokens.len(),
             "cached": rows.iter().map(|row| row.cached).collect::<Vec<_>>(),
             "final_chunk": rows.iter().map(|row| row.samples()).collect::<Vec<_>>(),
@@ -64,16 +65,17 @@ impl Harness {
         value
     }
 
-    /// Names of waiting sequences, including ended ones whose refusal or abort was not reported
-    /// yet.
+    /// Names of waiting sequences, including ended ones whose rejection or abort has not been
+    /// reported yet.
     pub(super) fn waiting(&self) -> Vec<String> {
-        let mut waiting: Vec<String> = self.core.waiting().map(|one| self.name_of(one.id())).collect();
+        let mut waiting: Vec<String> =
+            self.core.waiting().map(|sequence| self.name_of(sequence.id())).collect();
         for (at, name) in self.added.iter().enumerate() {
             let known = &self.known[name];
             if self.ended.contains(name) && known.completion.is_empty() && known.kind.is_none() {
                 let after = |other: &String| self.added.iter().position(|name| name == other) > Some(at);
-                let place = waiting.iter().position(after).unwrap_or(waiting.len());
-                waiting.insert(place, name.clone());
+                let index = waiting.iter().position(after).unwrap_or(waiting.len());
+                waiting.insert(index, name.clone());
             }
         }
         waiting
@@ -83,33 +85,33 @@ impl Harness {
         let mut state = Map::new();
         state.insert("free_blocks".into(), json!(free_slots(&self.core) / self.block));
         state.insert("waiting".into(), json!(self.waiting()));
-        let running: Vec<String> = self.core.running().map(|one| self.name_of(one.id())).collect();
+        let running: Vec<String> = self.core.running().map(|sequence| self.name_of(sequence.id())).collect();
         for name in &self.names {
             let Some(known) = self.known.get_mut(name) else { continue };
             let live = known.id.and_then(|id| self.core.sequence(id));
-            let held = live.is_some_and(|one| one.cache_id().is_some());
-            if !held {
+            let is_cached = live.is_some_and(|sequence| sequence.cache_id().is_some());
+            if !is_cached {
                 known.table.clear();
                 self.blocks.release(name);
             }
-            let untold = self.ended.contains(name);
+            let is_unreported = self.ended.contains(name);
             let status = match known.finish {
-                Some(Finish::Aborted) if untold => "ABORTED",
-                Some(_) if untold => "WAITING",
+                Some(Finish::Aborted) if is_unreported => "ABORTED",
+                Some(_) if is_unreported => "WAITING",
                 Some(_) => "FINISHED",
-                None if held => "RUNNING",
+                None if is_cached => "RUNNING",
                 None => "WAITING",
             };
-            let one = json!({
+            let sequence = json!({
                 "status": status,
                 "type": known.kind.unwrap_or("DUMMY"),
                 "block_table": known.table,
                 "num_tokens": known.request.prompt.len() + known.completion.len(),
                 "completion": known.completion,
                 "finish_reason": known.finish.map(finish_name),
-                "cached": live.map_or(0, |one| one.hit()),
+                "cached": live.map_or(0, |sequence| sequence.hit()),
             });
-            state.insert(format!("seq:{name}"), one);
+            state.insert(format!("seq:{name}"), sequence);
         }
         state.insert("running".into(), json!(running));
         Value::Object(state)

@@ -12,7 +12,7 @@ impl CpuExecutor {
         if self.own.has_rings() {
             return Err(NoKvAccess("sliding-window layers store K and V in ring buffers"));
         }
-        if self.windows > 0 {
+        if self.window_groups > 0 {
             return Err(NoKvAccess("sliding-window layers have KV pools of their own"));
         }
         if self.ranks.is_some() {

@@ -39,8 +39,8 @@ use std::time::Instant;
 /// Capacity limits of an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// KV slots of its pool, dummy slots included. Sliding-window layers have these slots, too,
-    /// without rings and [`CpuExecutor::with_window_groups`].
+    /// KV slots of its pool, dummy slots included. Sliding-window layers use them too, unless they
+    /// have rings or pools of their own ([`CpuExecutor::with_window_groups`]).
     pub slots: u32,
     /// Maximum number of tokens per step.
     pub tokens: u32,
@@ -64,8 +64,8 @@ pub struct CpuExecutor {
     is_encoder: bool,
     limits: Limits,
     own: Arc<Pool>,
-    /// Number of window groups.
-    windows: usize,
+    /// Number of layer groups of sliding-window layers.
+    window_groups: usize,
     /// Frozen prefix pools by id, from id 1 on.
     frozen: Vec<Option<Arc<Pool>>>,
     /// Pools by the plan's pool id: its own, then the frozen ones. Its own pool fills unused ids.
@@ -108,7 +108,7 @@ impl CpuExecutor {
             limits,
             pools: vec![Arc::clone(&own)],
             own,
-            windows: 0,
+            window_groups: 0,
             frozen: Vec::new(),
             rows: (0..limits.rows).map(|_| Mutex::default()).collect(),
             memory,
@@ -135,18 +135,18 @@ impl CpuExecutor {
         Ok(self)
     }
 
-    /// Gives sliding-window layers KV pools of their own, which have these slots per layer group.
-    /// Steps then need plans with window sections. `None` leaves the layers in the full group. Fails
-    /// with rings, and if the pools cannot be mapped.
+    /// Gives sliding-window layers KV pools of their own, with `slots` slots per layer group. Steps
+    /// then need plans with window sections. `None` leaves the layers in the full group. Fails if
+    /// the executor has rings, or if the pools cannot be mapped.
     pub fn with_window_groups(mut self, slots: Option<Slots>) -> io::Result<Self> {
         let Some(mut slots) = slots else { return Ok(self) };
         if self.limits.ring.is_some() {
-            return Err(io::Error::other("sliding-window layers have rings or pools of their own, not both"));
+            return Err(io::Error::other("sliding-window layers cannot have rings and pools of their own"));
         }
         slots[0] = self.limits.slots;
         let program = &self.model.program;
         let grouping = program.grouping(Windows::Separate);
-        self.windows = grouping.window_count();
+        self.window_groups = grouping.window_count();
         self.own = Arc::new(Pool::with_groups(&program.layers, &grouping, self.limits.kv, slots)?);
         self.pools = vec![Arc::clone(&self.own)];
         Ok(self)
@@ -198,17 +198,17 @@ impl CpuExecutor {
         FrozenPool { kv: self.own, states: self.states.map(|states| states.pool) }
     }
 
-    /// Attaches frozen pools, so that plans may read them under an id from 1 to 65,536. Fails unless
-    /// they have the same layer shapes, KV type and recurrent states as the executor's own, and all
-    /// layers of both have the same slots.
+    /// Attaches frozen pools, so that plans may read them under an id from 1 to 65,536. Fails if
+    /// their layer shapes, KV type or recurrent states differ from the executor's own, or if either
+    /// has rings or window pools.
     pub fn attach(&mut self, id: PoolId, prefix: FrozenPool) -> Result<(), String> {
         let FrozenPool { kv: pool, states } = prefix;
         let place = (id.0 as usize).checked_sub(1).filter(|place| *place < 65_536);
         let place = place.ok_or_else(|| format!("a frozen pool cannot have number {}", id.0))?;
         if pool.has_rings() {
-            return Err("the prefix keeps rings: its rows do not lie where a plan says".into());
+            return Err("the prefix has ring buffers, whose slots plans cannot name".into());
         }
-        if !pool.is_joined() || self.windows > 0 {
+        if !pool.is_joined() || self.window_groups > 0 {
             return Err("sliding-window layers have KV pools of their own: a prefix has one pool".into());
         }
         if pool.kind() != self.limits.kv {
@@ -363,9 +363,9 @@ impl CpuExecutor {
         Ok(())
     }
 
-    /// The sections of a plan that the executor reads, with their layer groups.
+    /// The plan sections of the executor's layer groups.
     fn sections<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = (GroupId, &'a Section)> + use<'a> {
-        (0..).map(GroupId).zip(plan.sections()).take(1 + self.windows)
+        (0..).map(GroupId).zip(plan.sections()).take(1 + self.window_groups)
     }
 
     /// Runs slot copies of the full group outside of a step; refuses slots beyond the pool.
@@ -384,7 +384,7 @@ impl CpuExecutor {
         self.own.grow(group, last + 1);
         // SAFETY: the slots exist; only this executor writes its pool, and it runs nothing else
         // now.
-        unsafe { self.own.apply(group, copies, &mut self.memory.kept) };
+        unsafe { self.own.apply(group, copies, &mut self.memory.copy_scratch) };
     }
 }
 

@@ -54,11 +54,11 @@ impl CpuExecutor {
             step.check_whole_sequences()?;
         }
         self.check_states(step)?;
-        step.check_window_sections(self.windows)?;
+        step.check_window_sections(self.window_groups)?;
         self.check_rings(plan)?;
-        self.writes.resize_with(1 + self.windows, Vec::new);
-        self.memory.views.resize_with(1 + self.windows, Views::default);
-        for group in 0..=self.windows {
+        self.writes.resize_with(1 + self.window_groups, Vec::new);
+        self.memory.views.resize_with(1 + self.window_groups, Views::default);
+        for group in 0..=self.window_groups {
             // A dummy step may lack window sections. It stores nothing, and its rows read nothing.
             let section = plan.section(GroupId(group as u8));
             let writes = &mut self.writes[group];
@@ -67,7 +67,7 @@ impl CpuExecutor {
                 check_writes(section, self.own.slots()[group])?;
                 collect_writes(batch, section, writes);
             }
-            self.memory.views[group].of_section(section.unwrap_or(&plan.full));
+            self.memory.views[group].build_section(section.unwrap_or(&plan.full));
             self.check_reads(group)?;
         }
         self.collect_tokens(batch)
@@ -100,15 +100,17 @@ impl CpuExecutor {
             return Ok(());
         }
         let longest = self.limits.ring;
-        let in_line =
+        let is_consecutive =
             plan.rows.len() <= 1 && plan.positions.is_sorted_by(|a, b| a.checked_add(1) == Some(*b));
         let own = plan.moves.is_empty() && plan.segments.iter().all(|segment| segment.pool.0 == 0);
         let causal = plan.rows.iter().all(|row| matches!(row.mask, Mask::None | Mask::Causal));
         let short = longest.is_some_and(|longest| plan.positions.len() <= longest as usize);
-        if in_line && own && causal && short {
+        if is_consecutive && own && causal && short {
             return Ok(());
         }
-        Err(failed(format!("rings take one sequence in a line, at most {longest:?} tokens")))
+        let longest = longest.unwrap_or_default();
+        let why = format!("ring buffers hold one causal sequence, of at most {longest} tokens per step");
+        Err(failed(why))
     }
 
     /// Checks every slot that attention will read in a layer group against the size of its pool.
@@ -118,11 +120,11 @@ impl CpuExecutor {
                 0 => Some(&self.own),
                 id => self.frozen.get(id as usize - 1).and_then(Option::as_ref),
             };
-            let room = pool.map_or(0, |pool| pool.slots()[group]);
+            let slots = pool.map_or(0, |pool| pool.slots()[group]);
             let end = u64::from(run.slot) + u64::from(run.len);
-            if end > u64::from(room) {
+            if end > u64::from(slots) {
                 let (slot, pool) = (end - 1, run.pool);
-                return Err(failed(format!("plan reads slot {slot} of pool {pool}, which has {room}")));
+                return Err(failed(format!("plan reads slot {slot}, but pool {pool} has {slots} slots")));
             }
         }
         Ok(())

@@ -27,14 +27,14 @@ impl Run<'_> {
                 m.rings.push((window, Views::default()));
             }
             m.rings[seen].0 = window;
-            m.rings[seen].1.of_ring(self.plan, window, ring);
+            m.rings[seen].1.build_ring(self.plan, window, ring);
             seen += 1;
         }
     }
 
     /// Writes each token's K and V rows of a layer to its slot in the layer's group, or to its
     /// position modulo the ring of the layer.
-    pub(crate) fn write_kv(&self, slots: LayerSlots, all: &[Option<(&PoolRows, &[f32])>]) {
+    pub(crate) fn write_kv(&self, slots: LayerSlots, operands: &[Option<(&PoolRows, &[f32])>]) {
         let tokens = self.tokens.len().max(1);
         let writes = &self.writes[slots.group().index()];
         for_each_row(&self.model.threads, writes.len(), &|_, i| {
@@ -43,7 +43,7 @@ impl Run<'_> {
                 LayerSlots::Group(_) => slot,
                 LayerSlots::Ring(ring) => self.plan.positions[row as usize] % ring,
             };
-            for (pool, x) in all.iter().flatten() {
+            for (pool, x) in operands.iter().flatten() {
                 let width = x.len() / tokens;
                 let x = &x[row as usize * width..][..width];
                 // SAFETY: slots were checked, and each is named once; so is each ring slot, as a
@@ -66,16 +66,16 @@ impl Run<'_> {
             let values = pool.values.as_ref().zip(*v);
             self.write_kv(pool.slots, &[Some((&pool.keys, x(*k))), values.map(|(rows, v)| (rows, x(v)))]);
         }
-        let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
-        let selected = selected.and_then(|(_, selection)| match selection {
+        let selection = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
+        let selected_views = selection.and_then(|(_, selection)| match selection {
             Selection::Views(views) => Some(views),
-            Selection::Pools(_) => None,
+            Selection::Entries(_) => None,
         });
-        let in_ring = match pool.slots {
+        let ring_views = match pool.slots {
             LayerSlots::Group(_) => None,
             LayerSlots::Ring(_) => m.rings.iter().find(|(of, _)| Some(*of) == facts.window),
         };
-        let views = match (selected, in_ring) {
+        let views = match (selected_views, ring_views) {
             (Some(views), _) | (None, Some((_, views))) => views,
             (None, None) => &m.views[pool.slots.group().index()],
         };
@@ -88,7 +88,7 @@ impl Run<'_> {
             facts,
             layer: layer.0 as usize,
             pools: self.pools,
-            entries: None,
+            compressed: None,
             views,
             positions: &self.plan.positions,
             scale: *scale,
@@ -98,7 +98,7 @@ impl Run<'_> {
         self.run_attention(&attend, &m.values, &mut m.group_ends, *out);
     }
 
-    /// Computes attention into the value `out`, in the arithmetic of the model.
+    /// Computes attention into the value `out`, at the precision of the model.
     pub(crate) fn run_attention(
         &self,
         attend: &LayerAttention<'_>,

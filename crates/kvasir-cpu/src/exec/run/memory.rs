@@ -5,7 +5,7 @@ use crate::exec::model::CpuModel;
 use crate::gemm::bf16::activations::Bf16Terms;
 use crate::gemm::linear::Prepared;
 use crate::memory::buffer::Buffer;
-use crate::ops::compressed_attend::EntryCache;
+use crate::ops::compressed_attend::EntryBuffer;
 use crate::ops::key_pools::KeyPools;
 use crate::ops::mixture::{MixtureMemory, Routes};
 use kvasir_exec::{AllGatherBuffers, StepError};
@@ -13,12 +13,12 @@ use kvasir_program::{Rows, ValueId};
 use std::io;
 use std::sync::Arc;
 
-/// What the tokens of a step attend to by a sparse key selection.
+/// The cache entries that a sparse key selection (DSA) chose for each token of a step.
 pub(crate) enum Selection {
-    /// The read list of each token.
+    /// As read lists, for attention to the selected entries.
     Views(Views),
-    /// Entries of the selected pools, by token, for attention to compressed entries.
-    Pools(Vec<Vec<u32>>),
+    /// As numbers within the row's read, for attention to the compressed entries of their pools.
+    Entries(Vec<Vec<u32>>),
 }
 
 /// Workspace of an executor; allocated once, for the largest step.
@@ -38,9 +38,9 @@ pub(crate) struct Memory {
     pub(crate) indexer_keys: Vec<f32>,
     /// Key pools of the step, one per size and sliding window.
     pub(crate) key_pools: Vec<Arc<KeyPools>>,
-    /// Compressed entries of the layer that runs, and the views of its queries.
-    pub(crate) entry_cache: EntryCache,
-    pub(crate) entry_views: Views,
+    /// Compressed entries of the current layer, and the views of its queries.
+    pub(crate) compressed_entries: EntryBuffer,
+    pub(crate) compressed_views: Views,
     /// Scratch of attention: ends of its groups of work items.
     pub(crate) group_ends: Vec<usize>,
     /// Rotary tables, per rope and token: cosines, then sines.
@@ -48,7 +48,7 @@ pub(crate) struct Memory {
     /// Scratch of the all-gather of logits over ranks with unequal vocabulary shards.
     pub(crate) gather_buffers: AllGatherBuffers,
     /// Scratch of slot copies.
-    pub(crate) kept: Vec<u8>,
+    pub(crate) copy_scratch: Vec<u8>,
     /// Error of a failed op, such as a collective; it ends the step before the next op.
     pub(crate) error: Option<StepError>,
 }
@@ -69,12 +69,12 @@ impl Memory {
             selections: Vec::new(),
             indexer_keys: Vec::new(),
             key_pools: Vec::new(),
-            entry_cache: EntryCache::default(),
-            entry_views: Views::default(),
+            compressed_entries: EntryBuffer::default(),
+            compressed_views: Views::default(),
             group_ends: Vec::new(),
             rotary_tables: vec![Vec::new(); model.program.ropes.len()],
             gather_buffers: AllGatherBuffers::default(),
-            kept: Vec::new(),
+            copy_scratch: Vec::new(),
             error: None,
         })
     }

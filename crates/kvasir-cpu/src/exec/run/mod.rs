@@ -56,7 +56,7 @@ impl Run<'_> {
     /// the first op that fails.
     ///
     /// After an error the states of the step's sequences are unspecified: layers before the failed
-    /// collective have overwritten them in place. The engine fails these sequences and neither
+    /// op have overwritten them in place. The engine fails these sequences and neither
     /// publishes nor retains anything of them, so no later step reads these states. If the group of
     /// ranks is lost, the engine ends.
     ///

@@ -114,12 +114,12 @@ impl Run<'_> {
                 let scales = routing.expert_scale.map(|s| &self.model.vectors[&s][..]);
                 let table = routing.token_table.map(|table| &self.model.vectors[&table][..]);
                 // Routing by token id runs for all tokens of the step, so that row i is token i.
-                let of_token = |row: usize| {
+                let token_experts = |row: usize| {
                     let token = self.tokens[row] as usize;
                     table.map(|table| &table[token * routing.top_k..][..routing.top_k])
                 };
                 let route_row = |(row, scores): (usize, &[f32])| {
-                    let vectors = RoutingVectors { correction, scales, experts: of_token(row) };
+                    let vectors = RoutingVectors { correction, scales, experts: token_experts(row) };
                     route(scores, routing, vectors)
                 };
                 let routes = x(*scores).chunks_exact(from).enumerate().map(route_row).collect();
@@ -137,7 +137,7 @@ impl Run<'_> {
         debug_assert!(matches!(self.model.program.value(out).holds, Holds::Numbers(_)) || width == 0);
     }
 
-    /// Multiplies the groups of each row with a matrix per group.
+    /// Multiplies each group of a row by the matrix of the group.
     fn group_linear(&self, op: &Op, weights: &OpWeights, m: &mut Memory) {
         let (Op::GroupLinear { x, out, .. }, OpWeights::Many(all)) = (op, weights) else { return };
         let (stride, x) = (self.width(*x), self.value(&m.values, *x));
@@ -185,7 +185,7 @@ impl Run<'_> {
         }
     }
 
-    /// Rotates the heads of each row by position, after the op `before` that is fused into it.
+    /// Applies RoPE to the heads of each row, after the op `before` if it is fused into this one.
     fn rotary(&self, op: &Op, before: Option<&Op>, m: &mut Memory) {
         let Op::Rotary { x, groups, start, rope, pairs, out } = op else { return };
         self.fill_rotary_table(*rope, &mut m.rotary_tables);
@@ -230,7 +230,7 @@ impl Run<'_> {
         }
     }
 
-    /// Combines the partial rows of all ranks. Without other ranks it copies them.
+    /// All-gathers (`Join`) or all-reduces (`Sum`) rows over the ranks. Without ranks, copies them.
     fn collect(&self, op: &Op, m: &mut Memory) {
         let Op::Collect { x, how, out } = op else { return };
         let rows = self.value(&m.values, *x);

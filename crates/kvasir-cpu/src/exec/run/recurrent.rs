@@ -61,8 +61,8 @@ impl States {
         })
     }
 
-    /// Lets rows read the frozen pool of a shared prefix under an id from 1 on. Fails if its states
-    /// are another model's.
+    /// Lets rows read the frozen pool of a shared prefix under `id`, which must not be 0. Fails if
+    /// its state layout is another one.
     pub(crate) fn attach(&mut self, id: PoolId, pool: Arc<StatePool>) -> Result<(), String> {
         if !pool.has_layout_of(&self.pool) {
             return Err("the prefix is of another model".into());

@@ -1,10 +1,10 @@
-//! Executes the ops over key pools: `SelectKeys`, and `CompressedAttend`.
+//! Executes the ops that read key pools: `SelectKeys` and `CompressedAttend`.
 
 use crate::attention::layer::LayerAttention;
 use crate::attention::views::Views;
 use crate::exec::run::Run;
 use crate::exec::run::memory::{Memory, Selection};
-use crate::ops::compressed_attend::CompressedEntries;
+use crate::ops::compressed_attend::CompressedAttention;
 use crate::ops::indexer::{Indexer, select};
 use crate::ops::key_pools::KeyPools;
 use crate::ops::pooled_key::{GatedValues, IndexRows, KeySource, ResolvedKeyPool, ResolvedPooling};
@@ -13,9 +13,9 @@ use kvasir_program::{KeyPool, KeyPooling, LayerId, Op, RopeId, ValueId, WeightId
 use std::sync::Arc;
 
 impl Run<'_> {
-    /// The key pools of `size` entries of the plan, which all layers share.
+    /// The plan's key pools of `size` entries, computed once per step: all layers share them.
     fn key_pools(&self, m: &mut Memory, size: usize, window: Option<u32>) -> Arc<KeyPools> {
-        if let Some(known) = m.key_pools.iter().find(|known| known.is_of(size, window)) {
+        if let Some(known) = m.key_pools.iter().find(|known| known.matches(size, window)) {
             return Arc::clone(known);
         }
         let pools = Arc::new(KeyPools::new(self.plan, size, window));
@@ -29,13 +29,13 @@ impl Run<'_> {
         self.plan.rows.iter().map(|row| first(row).unwrap_or_default()).collect()
     }
 
-    /// The rows from which the keys of a layer are computed, without elements after those that
-    /// `pool` reads.
+    /// The cached rows from which a layer's keys are computed, up to the last element that `pool`
+    /// reads.
     fn index_rows(&self, layer: LayerId, pool: Option<KeyPool>) -> IndexRows<'_> {
         let layer = layer.0 as usize;
         let all = self.model.program.layers[layer].index_dim;
         let width = match pool.map(|pool| pool.combine) {
-            // Whole blocks of the quantized KV types.
+            // Quantized KV types are read in whole blocks of 32 elements.
             Some(KeyPooling::Compressed { start, dim, parts, .. }) => {
                 all.min((start + 2 * parts * dim).next_multiple_of(32))
             }
@@ -47,9 +47,9 @@ impl Run<'_> {
     /// Writes the indexer rows of the step, and selects the entries that each token attends to.
     pub(crate) fn select_keys(&self, op: &Op, m: &mut Memory) {
         let Op::SelectKeys { q, k, weights, layer, top_k, pool, out } = op else { return };
-        let cached = &self.pools[0].layers[layer.0 as usize];
-        let Some(index) = &cached.index else { return };
-        self.write_kv(cached.slots, &[Some((index, self.value(&m.values, *k)))]);
+        let layer_pool = &self.pools[0].layers[layer.0 as usize];
+        let Some(index) = &layer_pool.index else { return };
+        self.write_kv(layer_pool.slots, &[Some((index, self.value(&m.values, *k)))]);
         let window = self.model.program.layers[layer.0 as usize].window;
         let size = pool.map_or(1, |pool| pool.size);
         let pools = self.key_pools(m, size, window);
@@ -72,10 +72,10 @@ impl Run<'_> {
         let entries = unsafe { select(&self.model.threads, self.model.isa, &indexer, &mut m.indexer_keys) };
         let is_compressed = pool.is_some_and(|pool| matches!(pool.combine, KeyPooling::Compressed { .. }));
         let selection = if is_compressed {
-            Selection::Pools(entries)
+            Selection::Entries(entries)
         } else {
             let mut views = Views::default();
-            views.of_selection(self.plan, |token| &entries[token]);
+            views.build_selection(self.plan, |token| &entries[token]);
             Selection::Views(views)
         };
         m.selections.push((*out, selection));
@@ -115,14 +115,15 @@ impl Run<'_> {
             return;
         };
         let facts = &self.model.program.layers[layer.0 as usize];
-        let cached = &self.pools[0].layers[layer.0 as usize];
+        let layer_pool = &self.pools[0].layers[layer.0 as usize];
         let x = |value: ValueId| self.value(&m.values, value);
-        let index = cached.index.as_ref().zip(*row);
-        self.write_kv(cached.slots, &[Some((&cached.keys, x(*k))), index.map(|(rows, row)| (rows, x(row)))]);
+        let index = layer_pool.index.as_ref().zip(*row);
+        let keys = Some((&layer_pool.keys, x(*k)));
+        self.write_kv(layer_pool.slots, &[keys, index.map(|(rows, row)| (rows, x(row)))]);
         let pools = self.key_pools(m, pool.size, None);
-        let selected = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
-        let selected = selected.and_then(|(_, selection)| match selection {
-            Selection::Pools(entries) => Some(&entries[..]),
+        let selection = selection.and_then(|s| m.selections.iter().find(|(of, _)| *of == s));
+        let selected = selection.and_then(|(_, selection)| match selection {
+            Selection::Entries(entries) => Some(&entries[..]),
             Selection::Views(_) => None,
         });
         let (threads, isa) = (&*self.model.threads, self.model.isa);
@@ -134,11 +135,12 @@ impl Run<'_> {
         };
         let kind = self.pools[0].kind();
         let (plan, window) = (self.plan, *window);
-        let entries = CompressedEntries { plan, facts, kind, keys, selected, window };
+        let attention = CompressedAttention { plan, facts, kind, keys, selected, window };
+        let (entries, views) = (&mut m.compressed_entries, &mut m.compressed_views);
         // SAFETY: the plan's slots were checked, and writes come before reads.
-        let prepared = unsafe { entries.prepare(threads, isa, &mut m.entry_cache, &mut m.entry_views) };
+        let prepared = unsafe { attention.prepare(threads, isa, entries, views) };
         if let Err(error) = prepared {
-            m.error = Some(StepError::Failed(format!("no memory for compressed entries: {error}")));
+            m.error = Some(StepError::Failed(format!("cannot map memory for compressed entries: {error}")));
             return;
         }
         let q_stride = self.width(*q);
@@ -150,8 +152,8 @@ impl Run<'_> {
             facts,
             layer: layer.0 as usize,
             pools: self.pools,
-            entries: m.entry_cache.layer(),
-            views: &m.entry_views,
+            compressed: m.compressed_entries.layer(),
+            views: &m.compressed_views,
             positions: &self.plan.positions,
             scale: *scale,
             soft_cap: None,

@@ -14,7 +14,7 @@ pub(crate) mod kv_type;
 pub(crate) mod rows;
 
 use crate::memory::kv_pool::kv_type::KvType;
-use crate::memory::kv_pool::rows::{GROUP, Placement, Region, Rows};
+use crate::memory::kv_pool::rows::{EXTENT_SLOTS, Placement, Region, Rows};
 
 use crate::isa::features::Isa;
 use kvasir_kv::{GroupId, MAX_GROUPS, Slot, SlotCopy, Slots};
@@ -24,20 +24,20 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Slots committed at first; from there on the pool doubles.
-const FIRST: usize = GROUP;
+/// Slots that are committed first; after that the pool doubles.
+const INITIAL_SLOTS: usize = EXTENT_SLOTS;
 
-/// Which slots a layer's rows lie in. Layers with the same slots share a region.
+/// The slots that hold a layer's rows. Layers with the same slots share a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayerSlots {
-    /// Those that the plan's section of this layer group names.
+    /// The slots that the plan's section of this layer group names.
     Group(GroupId),
     /// A ring buffer of this many slots.
     Ring(Slot),
 }
 
 impl LayerSlots {
-    /// The layer group whose section has the layer's rows.
+    /// The layer group whose plan section covers the layer; the full group for ring buffers.
     pub(crate) fn group(self) -> GroupId {
         match self {
             Self::Group(group) => group,
@@ -85,8 +85,8 @@ const fn stripes(isa: Isa, facts: &LayerFacts) -> usize {
 pub struct Pool {
     pub(crate) layers: Vec<LayerPool>,
     facts: Vec<LayerFacts>,
-    /// Backing memory of the layers' rows. Layers with the same slots share a region, in which each
-    /// has its offset.
+    /// Backing memory of the layers' rows: a region for all layers with the same slots, in which
+    /// each layer has an offset.
     regions: Vec<(LayerSlots, Arc<Region>)>,
     /// Slots per layer group.
     slots: Slots,
@@ -131,7 +131,7 @@ impl Pool {
         Self::of_slots(layers, &layers.iter().map(of_layer).collect::<Vec<_>>(), kind, slots)
     }
 
-    /// A pool whose layers have the slots `of_layer`, `slots` per layer group.
+    /// A pool with these slots of each layer, and the number of slots per layer group.
     fn of_slots(
         layers: &[LayerFacts],
         of_layer: &[LayerSlots],
@@ -145,8 +145,8 @@ impl Pool {
             let at = match regions.iter().position(|(of, ..)| of == wanted) {
                 Some(at) => at,
                 None => {
-                    let alike = layers.iter().zip(of_layer).filter(|(_, of)| *of == wanted);
-                    let row = alike.map(|(facts, _)| kind.slot_bytes(std::slice::from_ref(facts))).sum();
+                    let sharing = layers.iter().zip(of_layer).filter(|(_, of)| *of == wanted);
+                    let row = sharing.map(|(facts, _)| kind.slot_bytes(std::slice::from_ref(facts))).sum();
                     let count = match *wanted {
                         LayerSlots::Group(group) => slots[group.index()],
                         LayerSlots::Ring(slots) => slots,
@@ -210,7 +210,8 @@ impl Pool {
         if bound as usize <= have {
             return;
         }
-        let want = (bound as usize).max(FIRST).checked_next_power_of_two().unwrap_or(slots).min(slots);
+        let want = (bound as usize).max(INITIAL_SLOTS);
+        let want = want.checked_next_power_of_two().unwrap_or(slots).min(slots);
         for (of, region) in &self.regions {
             if of.group() == group {
                 region.grow(have..want);
@@ -219,9 +220,9 @@ impl Pool {
         self.grown[group.index()].store(want, Ordering::Relaxed);
     }
 
-    /// Returns the memory of whole blocks of [`GROUP`] free slots of a layer group to the system;
-    /// they are committed again when they are written. Ring buffers stay. No row of these slots may
-    /// be in use.
+    /// Returns the memory of whole extents of free slots of a layer group to the system. They are
+    /// committed again when they are written. Ring buffers stay. No row of these slots may be in
+    /// use.
     pub(crate) fn release(&self, group: GroupId, slots: Range<Slot>) {
         let slots = slots.start as usize..(slots.end as usize).min(self.grown(group));
         let regions = self.regions.iter().filter(|(of, _)| *of == LayerSlots::Group(group));
@@ -233,12 +234,12 @@ impl Pool {
         self.layers.iter().any(|layer| matches!(layer.slots, LayerSlots::Ring(_)))
     }
 
-    /// Whether all layers have the slots of group 0, so that a slot is a row of all layers.
+    /// Whether all layers have the slots of group 0, so that a slot holds a row of every layer.
     pub(crate) fn is_joined(&self) -> bool {
         self.layers.iter().all(|layer| layer.slots == LayerSlots::Group(GroupId::FULL))
     }
 
-    /// Copies slots of a layer group. Ring buffers are not copied: plans of such caches have no
+    /// Copies slots of a layer group, except in ring buffers: plans of a cache with rings have no
     /// copies. `scratch` is reused between calls.
     ///
     /// # Safety
@@ -246,7 +247,7 @@ impl Pool {
     pub(crate) unsafe fn apply(&self, group: GroupId, moves: &[SlotCopy], scratch: &mut Vec<u8>) {
         if !moves.is_empty() {
             let layers = self.layers.iter().filter(|layer| layer.slots == LayerSlots::Group(group));
-            // SAFETY: as the caller vouches.
+            // SAFETY: upheld by the caller.
             layers.flat_map(LayerPool::all).for_each(|rows| unsafe { rows.apply(moves, scratch) });
         }
     }
@@ -308,7 +309,7 @@ mod tests {
             for tokens in [0, 1, 500, 513, 5_000, 40_000, 99_999, 100_000] {
                 pool.grow(GroupId::FULL, tokens);
                 let (grown, tokens) = (pool.grown(GroupId::FULL), tokens as usize);
-                assert!(grown >= tokens && grown <= (2 * tokens).clamp(FIRST, 100_000), "{grown}");
+                assert!(grown >= tokens && grown <= (2 * tokens).clamp(INITIAL_SLOTS, 100_000), "{grown}");
                 sizes.push(grown);
             }
             assert!(sizes.is_sorted());
@@ -316,21 +317,21 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_the_memory_of_their_slots() {
+    fn layer_groups_grow_copy_and_release_separately() {
         let window = |window| LayerFacts { window: Some(window), ..facts(false, 0) };
         let layers = [window(8), facts(false, 0), window(8), facts(true, 32), window(30)];
         let kinds = vec![LayerGroup::Full, LayerGroup::Window(8), LayerGroup::Window(30)];
         let of_layer = vec![1, 0, 1, 0, 2];
         let grouping = Grouping { kinds, of_layer, of_state: None, slot_elements: vec![0; 3] };
-        let slots = [8 * GROUP as Slot, 600, GROUP as Slot, 0];
+        let slots = [8 * EXTENT_SLOTS as Slot, 600, EXTENT_SLOTS as Slot, 0];
         let pool = Pool::with_groups(&layers, &grouping, KvType::Bf16, slots).unwrap();
         let sizes: Vec<_> = pool.regions.iter().map(|(of, region)| (of.group().0, region.slots)).collect();
-        assert_eq!(sizes, [(1, 600), (0, 8 * GROUP), (2, GROUP)]);
+        assert_eq!(sizes, [(1, 600), (0, 8 * EXTENT_SLOTS), (2, EXTENT_SLOTS)]);
         let grown = || [0, 1, 2].map(|group| pool.grown(GroupId(group)));
         pool.grow(GroupId(1), 513);
         assert_eq!(grown(), [0, 600, 0]);
         pool.grow(GroupId::FULL, 1);
-        assert_eq!(grown(), [FIRST, 600, 0]);
+        assert_eq!(grown(), [INITIAL_SLOTS, 600, 0]);
         // Slot 5 of a group is a row of its layers only, and so are copies and releases.
         let x: Vec<f32> = (0..192).map(|i| i as f32 + 1.0).collect();
         let read = |layer: usize, slot: Slot| {
@@ -346,18 +347,18 @@ mod tests {
         assert_eq!([read(0, 5), read(0, 7), read(1, 5), read(1, 7)], [true, true, true, false]);
         #[cfg(target_os = "linux")]
         {
-            pool.release(GroupId(1), 0..GROUP as Slot);
+            pool.release(GroupId(1), 0..EXTENT_SLOTS as Slot);
             assert_eq!([read(0, 5), read(0, 7), read(1, 5)], [false, false, true]);
         }
     }
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn released_groups_are_zero_and_their_neighbors_stay() {
+    fn released_extents_are_zero_and_their_neighbors_stay() {
         let layers = [facts(false, 0)];
-        let pool = Pool::new(&layers, KvType::F32, 8 * GROUP as Slot).unwrap();
+        let pool = Pool::new(&layers, KvType::F32, 8 * EXTENT_SLOTS as Slot).unwrap();
         let rows = &pool.layers[0].keys;
-        pool.grow(GroupId::FULL, 8 * GROUP as Slot);
+        pool.grow(GroupId::FULL, 8 * EXTENT_SLOTS as Slot);
         let slots = [0, 600, 1100, 1535, 1536, 4000];
         let x: Vec<f32> = (0..192).map(|i| i as f32 + 1.0).collect();
         // SAFETY: one thread; the slots exist.

@@ -1,6 +1,6 @@
 //! Memory layout of K and V rows in a pool.
 //!
-//! From the outermost to the innermost: group of 512 slots, layer, stripe of KV heads, block of 64
+//! From the outermost to the innermost: extent of 512 slots, layer, stripe of KV heads, block of 64
 //! slots, K then V, head, slot. So a head's rows of 64 slots are contiguous, and a layer's rows of
 //! 512 slots are. Attention streams a chunk's K and V of one layer without jumps.
 //!
@@ -23,12 +23,12 @@ pub(crate) const CHUNK: usize = 64;
 /// Slots whose rows of one head are contiguous: an aligned KV chunk is one range per head.
 pub(crate) const BLOCK_SLOTS: usize = CHUNK;
 
-/// Slots whose rows of one layer are contiguous, so that attention over a long context reads long
-/// ranges. Pools grow by at least this.
-pub(crate) const GROUP: usize = 8 * BLOCK_SLOTS;
+/// Slots of an extent: their rows of one layer are contiguous, so that attention over a long
+/// context reads long ranges. Pools grow by at least this.
+pub(crate) const EXTENT_SLOTS: usize = 8 * BLOCK_SLOTS;
 
-/// The memory region of all layers with the same slots: per [`GROUP`] slots the rows of the
-/// first layer, of the second, and so on. Within a layer come the rows of its first stripe of
+/// The memory region of all layers with the same slots: per extent of [`EXTENT_SLOTS`] the rows of
+/// the first layer, of the second, and so on. Within a layer come the rows of its first stripe of
 /// heads, then those of the second: K and V of [`BLOCK_SLOTS`] slots, then of the next.
 ///
 /// Address space for the capacity is reserved at once; memory is committed when a row is first
@@ -43,30 +43,30 @@ pub(crate) struct Region {
 impl Region {
     /// A region of `slots` slots of `row` bytes.
     pub(crate) fn new(slots: usize, row: usize) -> io::Result<Self> {
-        let len = slots.checked_next_multiple_of(GROUP).and_then(|slots| slots.checked_mul(row));
+        let len = slots.checked_next_multiple_of(EXTENT_SLOTS).and_then(|slots| slots.checked_mul(row));
         let len = len.ok_or_else(|| io::Error::other("the pool's size overflows"))?;
         Ok(Self { slots, row, bytes: Buffer::new(len)? })
     }
 
     /// Requests huge pages (`madvise`) for slots that are about to be used for the first time. The
-    /// first [`GROUP`] stay in small pages until more follow: huge pages for every layer would be
+    /// first extent stays in small pages until more follow: huge pages for every layer would be
     /// many times what a short context needs, and take time to find.
     pub(crate) fn grow(&self, slots: Range<usize>) {
-        let at = |slot: usize| slot.min(self.slots).next_multiple_of(GROUP) * self.row;
-        if slots.end > GROUP {
-            self.bytes
-                .advise_huge_pages(if slots.start > GROUP { at(slots.start) } else { 0 }..at(slots.end));
+        let at = |slot: usize| slot.min(self.slots).next_multiple_of(EXTENT_SLOTS) * self.row;
+        if slots.end > EXTENT_SLOTS {
+            let start = if slots.start > EXTENT_SLOTS { at(slots.start) } else { 0 };
+            self.bytes.advise_huge_pages(start..at(slots.end));
         }
     }
 
-    /// Returns the memory of the whole groups among these slots.
+    /// Returns the memory of the whole extents among these slots.
     pub(crate) fn release(&self, slots: Range<usize>) {
         let end = if slots.end >= self.slots {
-            self.slots.next_multiple_of(GROUP)
+            self.slots.next_multiple_of(EXTENT_SLOTS)
         } else {
-            slots.end / GROUP * GROUP
+            slots.end / EXTENT_SLOTS * EXTENT_SLOTS
         };
-        let start = slots.start.next_multiple_of(GROUP);
+        let start = slots.start.next_multiple_of(EXTENT_SLOTS);
         if start < end {
             self.bytes.release(start * self.row..end * self.row);
         }
@@ -135,7 +135,7 @@ impl Rows {
         debug_assert!(placement.before + part * stripe <= placement.stripe);
         debug_assert!(placement.layers + placement.stripes * placement.stripe <= region.row);
         let each = BLOCK_SLOTS * part;
-        let more = if placement.stripes > 1 { GROUP * placement.stripe - stripe * each } else { 0 };
+        let more = if placement.stripes > 1 { EXTENT_SLOTS * placement.stripe - stripe * each } else { 0 };
         let parts = Heads { each, second: stripe, more };
         Self { kind, heads, width, part, parts, placement, region: Arc::clone(region) }
     }
@@ -145,8 +145,8 @@ impl Rows {
         debug_assert!((slot as usize) < self.region.slots && head < self.heads);
         let Placement { layers, stripe, before, .. } = self.placement;
         let (slot, row) = (slot as usize / BLOCK_SLOTS * BLOCK_SLOTS, slot as usize % BLOCK_SLOTS);
-        let group = slot / GROUP * GROUP * self.region.row + layers * GROUP;
-        let at = group + slot % GROUP * stripe + before * BLOCK_SLOTS + row * self.part;
+        let extent = slot / EXTENT_SLOTS * EXTENT_SLOTS * self.region.row + layers * EXTENT_SLOTS;
+        let at = extent + slot % EXTENT_SLOTS * stripe + before * BLOCK_SLOTS + row * self.part;
         self.region.bytes.ptr().wrapping_add(at + self.parts.offset(head))
     }
 

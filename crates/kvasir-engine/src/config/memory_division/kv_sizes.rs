@@ -1,8 +1,8 @@
 //! [`KvSizes`]: the bytes of K/V per layer group, and the slots that an amount of memory holds.
 //!
-//! Beside a full group of `s` slots, window group `i` has `c_i = min(n W_i + S, s)` slots. `W_i` are
-//! the slots that a sequence holds between steps, `n` is a number of sequences, and `S` are the
-//! rows of the steps in flight. All K/V takes `s full + sum c_i window_i` bytes.
+//! If the full group has `s` slots, window group `i` has `c_i = min(n W_i + S, s)`. `n` is the
+//! number of sequences, `W_i` the number of slots that each holds between steps, and `S` the number
+//! of rows of the steps in flight. All K/V takes `s full + sum c_i window_i` bytes.
 
 use crate::config::facts::Facts;
 use crate::config::memory_division::FreeMemory;
@@ -20,22 +20,22 @@ struct WindowSizes {
 /// Bytes of a slot per layer group, and the slots that sequences and steps need in window groups.
 #[derive(Clone, Debug)]
 pub(super) struct KvSizes {
-    /// Bytes of a slot of the full group, with those of the window layers that joined it.
-    full: u64,
+    /// Bytes of a slot of the full group, including the window layers that joined it.
+    full_slot_bytes: u64,
     /// From narrow to wide, so `per_sequence` ascends.
     windows: Vec<WindowSizes>,
     longest_draft: u32,
     /// `S`: rows of the steps in flight.
-    in_flight: u32,
+    in_flight_rows: u32,
     block_size: u32,
 }
 
 impl KvSizes {
-    /// The sizes of a cache with blocks of `block_size` slots, of which `step_rows` rows are written
-    /// by steps in flight.
+    /// The sizes of a cache with blocks of `block_size` slots, if the steps in flight write
+    /// `step_rows` rows.
     pub(super) fn new(facts: &Facts, is_joined: bool, block_size: u32, step_rows: u32) -> Self {
         let kv_groups = facts.groups.iter().filter(|group| group.kind != GroupKind::State);
-        let (mut full, mut windows) = (0_u64, Vec::new());
+        let (mut full_slot_bytes, mut windows) = (0_u64, Vec::new());
         for group in kv_groups {
             match group.kind {
                 GroupKind::Window(window) if !is_joined => {
@@ -43,25 +43,28 @@ impl KvSizes {
                     let per_sequence = config.slots_per_sequence(block_size);
                     windows.push(WindowSizes { window, slot_bytes: group.slot_bytes, per_sequence });
                 }
-                _ => full = full.saturating_add(group.slot_bytes),
+                _ => full_slot_bytes = full_slot_bytes.saturating_add(group.slot_bytes),
             }
         }
         windows.sort_unstable_by_key(|window| window.window);
-        let in_flight = step_rows.max(1).checked_next_multiple_of(block_size).unwrap_or(u32::MAX);
+        let in_flight_rows = step_rows.max(1).checked_next_multiple_of(block_size).unwrap_or(u32::MAX);
         let longest_draft = facts.longest_draft;
-        // A slot of a pool without layers still has an index.
-        let full = if windows.is_empty() { full.max(1) } else { full };
-        Self { full, windows, longest_draft, in_flight, block_size }
+        if windows.is_empty() {
+            // Without any layer, memory still bounds the number of slots.
+            full_slot_bytes = full_slot_bytes.max(1);
+        }
+        Self { full_slot_bytes, windows, longest_draft, in_flight_rows, block_size }
     }
 
     /// Bytes of a slot of the full group.
-    pub(super) fn full(&self) -> u64 {
-        self.full
+    pub(super) fn full_slot_bytes(&self) -> u64 {
+        self.full_slot_bytes
     }
 
-    /// Bytes of a token whose K and V all groups hold.
+    /// Bytes of K and V of a token in all groups.
     pub(super) fn token_bytes(&self) -> u64 {
-        self.windows.iter().fold(self.full, |sum, window| sum.saturating_add(window.slot_bytes))
+        let windows = self.windows.iter();
+        windows.fold(self.full_slot_bytes, |sum, window| sum.saturating_add(window.slot_bytes))
     }
 
     /// Bytes of the windows of a sequence of `tokens` tokens.
@@ -75,23 +78,24 @@ impl KvSizes {
 
     /// Bytes of the window rows of the steps in flight.
     pub(super) fn in_flight_bytes(&self) -> u64 {
-        let windows = self.token_bytes() - self.full;
-        windows.saturating_mul(self.in_flight.into())
+        let window_slot_bytes = self.token_bytes() - self.full_slot_bytes;
+        window_slot_bytes.saturating_mul(self.in_flight_rows.into())
     }
 
-    /// Slots of a window group for `sequences` sequences, beside any number of slots of the full
-    /// group.
+    /// Slots that a window group needs for `sequences` sequences: `n W + S`, not yet limited to the
+    /// slots of the full group.
     fn window_slots(&self, window: &WindowSizes, sequences: u32) -> u32 {
-        window.per_sequence.saturating_mul(sequences).saturating_add(self.in_flight)
+        window.per_sequence.saturating_mul(sequences).saturating_add(self.in_flight_rows)
     }
 
-    /// Slots of the full group that fit into `memory`, at most `max`, beside the window groups of
-    /// `sequences` sequences.
+    /// Slots of the full group, at most `max`, that fit into `memory` together with the window
+    /// groups of `sequences` sequences.
     pub(super) fn slots_fitting(&self, memory: FreeMemory, sequences: u32, max: u32) -> u32 {
         let (mut memory, mut bytes) = (memory, self.token_bytes());
         for window in &self.windows {
             let slots = self.window_slots(window, sequences);
             if slots >= memory.count_fitting(bytes, max) {
+                // This group and all wider ones have as many slots as the full group.
                 break;
             }
             memory = memory.minus(window.slot_bytes.saturating_mul(slots.into()));
@@ -100,8 +104,8 @@ impl KvSizes {
         memory.count_fitting(bytes, max)
     }
 
-    /// The window groups of `sequences` sequences beside `slots` slots of the full group, with the
-    /// bytes of their slots.
+    /// The window groups for `sequences` sequences if the full group has `slots` slots, each with
+    /// the bytes of its slots.
     pub(super) fn window_configs(
         &self,
         sequences: u32,

@@ -93,7 +93,7 @@ fn windows_are_divided_for_typical_sequences() {
     let full = (100_000_000 - 3000 * (count * of_sequence + of_step)) / SLOT;
     assert_eq!((count, slots(&facts, &config)), (9, (full as u32, window as u32)));
     let text = format!(
-        "{full} slots of K/V in {:.1} MB; {window} slots of windows of 500 in {:.1} MB",
+        "{full} slots of K/V in {:.1} MB; {window} slots for windows of 500 tokens in {:.1} MB",
         full as f64 / 1e3,
         3e-3 * window as f64
     );
@@ -103,7 +103,7 @@ fn windows_are_divided_for_typical_sequences() {
     assert_eq!(slots(&facts, &one).1, (of_sequence + of_step) as u32 / 16 * 16);
     let overlap = EngineConfig { overlap: Some(true), ..one.clone() };
     assert_eq!(slots(&facts, &overlap).1, (of_sequence + 2000) as u32 / 16 * 16);
-    // The full group has fewer slots than the window needs: each has as many as if joined.
+    // The full group has fewer slots than the window needs, so both have as many as if joined.
     let small = windowed(Some(4_000_000));
     assert_eq!(slots(&small, &one), (1000, 992));
     let joined = divided(&small, &EngineConfig { cache: Some(CacheKind::Tree), ..one });

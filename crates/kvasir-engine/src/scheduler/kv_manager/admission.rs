@@ -9,7 +9,7 @@ use crate::request::sequence::Sequence;
 use crate::scheduler::defer_reason::DeferReason;
 use crate::scheduler::kv_manager::KvManager;
 use crate::scheduler::retained_sessions::Shortage;
-use kvasir_kv::{GroupId, Hit, SeqId, ShortHit};
+use kvasir_kv::{CacheEnd, GroupId, Hit, SeqId};
 
 /// Admission terms of a waiting sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ impl KvManager {
     /// cache. Cost: may hash or compare the whole prompt.
     fn find_prefix(&mut self, sequence: &mut Sequence, fork: Fork) -> Hit {
         if let Some((leader, tokens)) = fork {
-            // With recurrent states, the fork ends at the last stored state. With window groups there
-            // is no fork if window rows before its end were released.
+            // With recurrent states, the fork ends at the last stored state. With window groups,
+            // there is no fork if the window rows before its end were released.
             let floor = self.cache.rewind().and_then(|capability| capability.rewind_floor(leader, tokens));
             return full_hit(floor.unwrap_or(0).max(self.base));
         }
@@ -96,26 +96,27 @@ impl KvManager {
     /// the prefix-cache hit, which is not longer; its reason applies if both have the same length.
     fn retained_hit(&self, sequence: &Sequence, tokens: u32, retained: u32, found: Hit) -> Hit {
         let max_hit = sequence.len().saturating_sub(1) / self.block() * self.block();
-        let short = if tokens >= max_hit {
+        let cache_end = if tokens >= max_hit {
             None
         } else if retained > tokens {
             // The retained sequence has no state at a greater length, or the policy limits the hit.
-            self.cache.shape().groups.states().map(|_| ShortHit::NoCheckpoint)
+            self.cache.shape().groups.states().map(|_| CacheEnd::NoCheckpoint)
         } else if found.tokens == tokens && self.has_prefix {
-            found.short
+            found.cache_end
         } else {
-            Some(ShortHit::NeverComputed)
+            Some(CacheEnd::NeverComputed)
         };
-        let other_salt = if found.short == short { found.other_salt } else { 0 };
-        Hit { tokens, matched: found.matched.max(retained), short, other_salt, ..Hit::default() }
+        let other_salt = if found.cache_end == cache_end { found.other_salt } else { 0 };
+        Hit { tokens, matched: found.matched.max(retained), cache_end, other_salt, ..Hit::default() }
     }
 
     /// The match that an attached hit reports, with the reason that its client may see.
     pub(crate) fn prefix_match(&self, sequence: &Sequence, hit: Hit) -> PrefixMatch {
-        let Hit { matched, short, other_salt, .. } = hit;
+        let Hit { matched, cache_end, other_salt, .. } = hit;
         let key = sequence.cold.params.key;
-        let public_short = short.map(|short| self.salt_keys.public_reason(short, other_salt, key));
-        PrefixMatch { matched, short, public_short }
+        let public_cache_end =
+            cache_end.map(|cache_end| self.salt_keys.public_reason(cache_end, other_salt, key));
+        PrefixMatch { matched, cache_end, public_cache_end }
     }
 
     /// Admission test: whether the KV slots suffice, and which retained sequences must be evicted.

@@ -155,8 +155,8 @@ impl KvManager {
         !self.cache.shape().windows.is_empty()
     }
 
-    /// Whether a prefix hit needs more than the K/V of the full group, so that positions at which
-    /// later prompts may diverge are marked.
+    /// Whether positions at which later prompts may diverge are marked. They are if a prefix hit
+    /// needs more than the K/V of the full group.
     fn uses_marks(&self) -> bool {
         self.has_states() || self.has_windows()
     }
@@ -286,9 +286,9 @@ impl KvManager {
         }
     }
 
-    /// Whether an unpublished computed block ends at a mark of the request, or at the length where
-    /// its prompt diverges from a cached one. Lookups find a checkpoint only through its published
-    /// block, and later steps release and overwrite the window rows before the mark.
+    /// Whether an unpublished computed block ends at a mark of the request, or where its prompt
+    /// diverges from a cached one. Such a block is published at once: lookups find a checkpoint
+    /// only through its published block, and later steps release the window rows before the mark.
     fn has_unpublished_mark(&self, sequence: &Sequence) -> bool {
         if !self.uses_marks() || sequence.dropped > 0 {
             return false;
@@ -296,9 +296,9 @@ impl KvManager {
         let boundary = |mark: Position| mark / self.block() * self.block();
         let is_new = |mark: Position| (sequence.published + 1..=sequence.computed).contains(&boundary(mark));
         let Cold { params, matched, .. } = &*sequence.cold;
-        // `Sequence::new` has sorted the marks.
-        let next = params.marks.partition_point(|mark| boundary(*mark) <= sequence.published);
-        let next = params.marks.get(next).copied();
+        // `Sequence::new` sorts the marks.
+        let first = params.marks.partition_point(|mark| boundary(*mark) <= sequence.published);
+        let next = params.marks.get(first).copied();
         next.into_iter().chain(Some(*matched).filter(|_| self.has_windows())).any(is_new)
     }
 

@@ -10,7 +10,7 @@
 //!   eviction heap.
 //! - Each tenant (salt) has a root; all but tenant 0's are dropped when bare.
 //!
-//! `events.rs`: KV events of the tree. `check.rs`: its invariants, counted anew.
+//! `events.rs`: KV events of the tree. `check.rs`: a consistency check that recounts everything.
 //!
 //! Guarded by `tests/radix_model.rs` against a naive tree.
 

@@ -1,9 +1,9 @@
-//! `CheckpointLog`: the KV events of checkpoints, by the hash of the block that a checkpoint ends.
+//! `CheckpointLog`: the KV events of checkpoints, by the hash of the block at whose end they are.
 //!
-//! Records which hashes have changed, and compares them with what was announced when the events are
-//! taken: a checkpoint that came and went in between has no event. If more hashes change than the
-//! log holds, `take` compares all. So a log whose events are never taken has at most as many hashes
-//! as there are checkpoints, and were at the last `take`.
+//! Records which hashes have changed. `take` compares these with what was announced, so a
+//! checkpoint that was stored and removed in between has no event. If more than `MAX_CHANGED`
+//! hashes change, `take` compares all. So memory is bounded even if `take` is never called again:
+//! there is an entry per linked checkpoint and per checkpoint announced by the last `take`.
 //!
 //! Independent of the log of blocks: a mirror keeps blocks and checkpoints in two sets, and a hit
 //! ends at a block that is in both. Guarded by `tests/states/mirror.rs`.
@@ -20,9 +20,9 @@ const MAX_CHANGED: usize = 1 << 16;
 
 /// The checkpoints of one block hash.
 #[derive(Clone, Copy, Debug, Default)]
-struct HashedCheckpoints {
+struct CheckpointEntry {
     /// Number of anchors with this hash that have a checkpoint. Above 1 only if a block was
-    /// published again after lookups had lost its parent.
+    /// published again after the eviction of its parent.
     linked: u32,
     is_announced: bool,
 }
@@ -30,8 +30,9 @@ struct HashedCheckpoints {
 /// The linked checkpoints by hash, and the hashes that have changed since `take`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CheckpointLog {
-    by_hash: BlockHashMap<HashedCheckpoints>,
-    anchors: HashMap<Anchor, u64, BuildHasherDefault<DefaultHasher>>,
+    by_hash: BlockHashMap<CheckpointEntry>,
+    /// Block hash of each anchor with a checkpoint.
+    hash_by_anchor: HashMap<Anchor, u64, BuildHasherDefault<DefaultHasher>>,
     changed: Vec<u64>,
     /// Whether `changed` lacks hashes.
     has_overflowed: bool,
@@ -40,17 +41,17 @@ pub(crate) struct CheckpointLog {
 impl CheckpointLog {
     /// A checkpoint was linked to an anchor, whose block has this hash.
     pub(crate) fn on_link(&mut self, anchor: Anchor, hash: u64) {
-        self.anchors.insert(anchor, hash);
+        self.hash_by_anchor.insert(anchor, hash);
         self.by_hash.entry(hash).or_default().linked += 1;
         self.record(hash);
     }
 
     /// The checkpoint of an anchor was evicted, or its block left the prefix cache.
     pub(crate) fn on_unlink(&mut self, anchor: Anchor) {
-        let Some(hash) = self.anchors.remove(&anchor) else { return };
+        let Some(hash) = self.hash_by_anchor.remove(&anchor) else { return };
         if let Some(checkpoints) = self.by_hash.get_mut(&hash) {
             checkpoints.linked -= 1;
-            self.forget_if_gone(hash);
+            self.remove_if_unused(hash);
             self.record(hash);
         }
     }
@@ -63,16 +64,16 @@ impl CheckpointLog {
         }
     }
 
-    /// Drops a hash without checkpoints of which no event must tell.
-    fn forget_if_gone(&mut self, hash: u64) {
+    /// Removes the entry of a hash that has no checkpoint and is not announced.
+    fn remove_if_unused(&mut self, hash: u64) {
         if self.by_hash.get(&hash).is_some_and(|entry| entry.linked == 0 && !entry.is_announced) {
             self.by_hash.remove(&hash);
         }
     }
 
-    /// Appends the events since the last call. With `is_cleared`, `into` ends with an
-    /// `AllBlocksCleared` and blocks, and all checkpoints are announced again. Linear in the
-    /// changes, or in all checkpoints.
+    /// Appends the events since the last call. With `is_cleared`, which means that the events of
+    /// blocks include `AllBlocksCleared`, announces all checkpoints again. Linear in the changes,
+    /// or in all checkpoints.
     pub(crate) fn take(&mut self, is_cleared: bool, into: &mut Vec<KvEvent>) {
         let mut changed = std::mem::take(&mut self.changed);
         if is_cleared {
@@ -81,7 +82,7 @@ impl CheckpointLog {
         if is_cleared || std::mem::take(&mut self.has_overflowed) {
             changed.clear();
             changed.extend(self.by_hash.keys());
-            // The order of a map must not show in simulations.
+            // Simulations need events in an order that does not depend on the map's.
             changed.sort_unstable();
         }
         for hash in changed.drain(..) {
@@ -95,7 +96,7 @@ impl CheckpointLog {
                     KvEvent::CheckpointRemoved { hash }
                 });
             }
-            self.forget_if_gone(hash);
+            self.remove_if_unused(hash);
         }
         self.changed = changed;
     }
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_the_net_change() {
+    fn events_report_the_net_change() {
         let (mut log, hash) = (CheckpointLog::default(), 7);
         log.on_link(Anchor(1), hash);
         log.on_link(Anchor(2), hash);
@@ -124,7 +125,7 @@ mod tests {
         assert_eq!(take(&mut log, true), [KvEvent::CheckpointStored { hash }]);
         log.on_unlink(Anchor(2));
         assert_eq!(take(&mut log, false), [KvEvent::CheckpointRemoved { hash }]);
-        assert!(log.by_hash.is_empty() && log.anchors.is_empty());
+        assert!(log.by_hash.is_empty() && log.hash_by_anchor.is_empty());
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! `KineticTournament`: finds the checkpoint with the lowest retention value `recompute / (1 + age)`.
 //!
 //! All ages grow by one with every stored checkpoint, so the order of values changes although no
-//! checkpoint is touched. `(1 + age) / recompute` is linear in the number of stored checkpoints
+//! checkpoint is used. `(1 + age) / recompute` is linear in the number of stored checkpoints
 //! (`now`), so two values change their order at most once. A kinetic tournament tree uses that:
 //!
 //! 1. A leaf per slot of the pool; an inner node has the *winner* of its two children.
-//! 2. A node also has the first time (`until`) at which a winner below it may change.
-//! 3. A search repairs the nodes whose time has come, from the root down.
+//! 2. A node also has the first time (`expires_at`) at which a winner below it may change.
+//! 3. A search plays expired nodes again, from the root down.
 //!
-//! An update takes O(log n) time in n slots, and repairs take amortized polylogarithmic time. All
+//! An update takes O(log n) time in n slots, and replays take amortized polylogarithmic time. All
 //! memory is allocated at construction. Guarded by the test against a linear search, and by
 //! `StateLedger::check`.
 
@@ -22,7 +22,7 @@ pub(crate) struct Contender {
     pub(crate) recompute: u64,
     /// Time of its last use, at most the current one.
     pub(crate) last_use: u64,
-    /// Its number, which decides between equal values: the lowest is evicted first.
+    /// Its number, which breaks ties: the lowest is evicted first.
     pub(crate) number: u64,
 }
 
@@ -44,9 +44,10 @@ impl Contender {
         own.cmp(&others).then(self.number.cmp(&other.number))
     }
 
-    /// The first time after `now` at which `other`, which is greater now, is less.
-    fn overtaken(&self, other: &Self, now: u64) -> u64 {
-        // With every time unit, the difference of the scaled values shrinks by that of the costs.
+    /// The first time after `now` at which `other` is the lower one. It must be the greater one at
+    /// `now`.
+    fn overtaken_at(&self, other: &Self, now: u64) -> u64 {
+        // Each unit of time reduces the difference of the scaled values by that of the costs.
         let Some(speed) = self.recompute.checked_sub(other.recompute).filter(|speed| *speed > 0) else {
             return u64::MAX;
         };
@@ -64,10 +65,10 @@ const NONE: Slot = Slot::MAX;
 struct Node {
     winner: Slot,
     /// First time at which a winner at or below the node may change.
-    until: u64,
+    expires_at: u64,
 }
 
-const EMPTY: Node = Node { winner: NONE, until: u64::MAX };
+const EMPTY: Node = Node { winner: NONE, expires_at: u64::MAX };
 
 /// The contenders by slot, and the tree over them.
 #[derive(Clone, Debug)]
@@ -95,7 +96,7 @@ impl KineticTournament {
         if self.contenders[slot as usize] == contender {
             return;
         }
-        self.place(slot, contender);
+        self.set_leaf(slot, contender);
         let mut node = (self.contenders.len() + slot as usize) / 2;
         while node > 0 {
             self.nodes[node] = self.play(node, now);
@@ -106,16 +107,16 @@ impl KineticTournament {
     /// Replaces all contenders. Linear in the slots.
     pub(crate) fn reset(&mut self, now: u64, contender: impl Fn(Slot) -> Option<Contender>) {
         for slot in 0..self.contenders.len() as Slot {
-            self.place(slot, contender(slot));
+            self.set_leaf(slot, contender(slot));
         }
         for node in (1..self.contenders.len()).rev() {
             self.nodes[node] = self.play(node, now);
         }
     }
 
-    /// The slot of the lowest contender.
+    /// The slot of the contender with the lowest retention value.
     pub(crate) fn lowest(&mut self, now: u64) -> Option<Slot> {
-        self.repair(1, now);
+        self.replay(1, now);
         Some(self.nodes[1].winner).filter(|winner| *winner != NONE)
     }
 
@@ -124,58 +125,59 @@ impl KineticTournament {
         self.contenders[slot as usize]
     }
 
-    /// Sets a leaf.
-    fn place(&mut self, slot: Slot, contender: Option<Contender>) {
+    /// Sets the contender of a slot and its leaf, not the nodes above.
+    fn set_leaf(&mut self, slot: Slot, contender: Option<Contender>) {
         let leaf = self.contenders.len() + slot as usize;
         self.len -= u32::from(self.contenders[slot as usize].is_some());
         self.len += u32::from(contender.is_some());
         self.contenders[slot as usize] = contender;
-        self.nodes[leaf] = if contender.is_some() { Node { winner: slot, until: u64::MAX } } else { EMPTY };
+        let winner = if contender.is_some() { slot } else { NONE };
+        self.nodes[leaf] = Node { winner, ..EMPTY };
     }
 
-    /// The winner of a node's children. If a child is due for repair, so is the result.
+    /// The match of a node's children. The result expires no later than its children.
     fn play(&self, node: usize, now: u64) -> Node {
         let [left, right] = [self.nodes[2 * node], self.nodes[2 * node + 1]];
-        let until = left.until.min(right.until);
+        let expires_at = left.expires_at.min(right.expires_at);
         let contender = |node: Node| self.contenders.get(node.winner as usize).copied().flatten();
         match (contender(left), contender(right)) {
             (Some(one), Some(other)) if one.compare(&other, now).is_lt() => {
-                Node { winner: left.winner, until: until.min(one.overtaken(&other, now)) }
+                Node { winner: left.winner, expires_at: expires_at.min(one.overtaken_at(&other, now)) }
             }
             (Some(one), Some(other)) => {
-                Node { winner: right.winner, until: until.min(other.overtaken(&one, now)) }
+                Node { winner: right.winner, expires_at: expires_at.min(other.overtaken_at(&one, now)) }
             }
-            (Some(_), None) => Node { winner: left.winner, until },
-            (None, _) => Node { winner: right.winner, until },
+            (Some(_), None) => Node { winner: left.winner, expires_at },
+            (None, _) => Node { winner: right.winner, expires_at },
         }
     }
 
-    /// Repairs the winners at and below a node whose time has come.
-    fn repair(&mut self, node: usize, now: u64) {
-        if self.nodes[node].until > now {
+    /// Plays the expired nodes at and below a node again.
+    fn replay(&mut self, node: usize, now: u64) {
+        if self.nodes[node].expires_at > now {
             return;
         }
-        self.repair(2 * node, now);
-        self.repair(2 * node + 1, now);
+        self.replay(2 * node, now);
+        self.replay(2 * node + 1, now);
         self.nodes[node] = self.play(node, now);
     }
 
     /// Compares all contenders with those expected, and the winner with that of a linear search.
     pub(crate) fn check(&self, now: u64, expected: impl Fn(Slot) -> Option<Contender>) -> Result<(), String> {
-        let mut least: Option<(Contender, Slot)> = None;
+        let mut lowest: Option<(Contender, Slot)> = None;
         for slot in 0..self.contenders.len() as Slot {
             let contender = expected(slot);
             if self.get(slot) != contender {
                 let found = self.get(slot);
-                return Err(format!("state slot {slot} contends as {found:?}, expected {contender:?}"));
+                return Err(format!("state slot {slot} has contender {found:?}, expected {contender:?}"));
             }
             let Some(contender) = contender else { continue };
-            if least.is_none_or(|(least, _)| contender.compare(&least, now).is_lt()) {
-                least = Some((contender, slot));
+            if lowest.is_none_or(|(lowest, _)| contender.compare(&lowest, now).is_lt()) {
+                lowest = Some((contender, slot));
             }
         }
-        let (winner, least) = (self.clone().lowest(now), least.map(|(_, slot)| slot));
-        if winner == least { Ok(()) } else { Err(format!("the victim is {winner:?}, expected {least:?}")) }
+        let (winner, lowest) = (self.clone().lowest(now), lowest.map(|(_, slot)| slot));
+        if winner == lowest { Ok(()) } else { Err(format!("the victim is {winner:?}, expected {lowest:?}")) }
     }
 }
 
@@ -190,7 +192,7 @@ mod tests {
             let mut random = Random::new(seed);
             let slots = random.between(1, 40);
             let largest = random.pick(&[4, 100, u64::MAX]);
-            let mut tree = KineticTournament::new(slots);
+            let mut tournament = KineticTournament::new(slots);
             let mut expected = vec![None; slots as usize];
             let mut now = 0;
             for number in 0..400 {
@@ -200,16 +202,16 @@ mod tests {
                 let (recompute, age) = (random.below(largest), random.below(9).min(now));
                 let contender = Contender { recompute, last_use: now - age, number };
                 expected[slot] = Some(contender).filter(|_| random.chance(80));
-                tree.set(slot as Slot, expected[slot], now);
+                tournament.set(slot as Slot, expected[slot], now);
                 if random.one_in(50) {
-                    tree.reset(now, |slot| expected.get(slot as usize).copied().flatten());
+                    tournament.reset(now, |slot| expected.get(slot as usize).copied().flatten());
                 }
-                let check = |slot: Slot| expected.get(slot as usize).copied().flatten();
-                tree.check(now, check).unwrap();
+                let contender = |slot: Slot| expected.get(slot as usize).copied().flatten();
+                tournament.check(now, contender).unwrap();
                 if random.one_in(2) {
-                    tree.lowest(now);
+                    tournament.lowest(now);
                 }
-                assert_eq!(tree.len() as usize, expected.iter().flatten().count());
+                assert_eq!(tournament.len() as usize, expected.iter().flatten().count());
             }
         }
     }

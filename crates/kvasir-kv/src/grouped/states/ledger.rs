@@ -20,9 +20,9 @@
 //!
 //! A pool may hold 100,000 checkpoints of a small model, so no operation but `check` is linear in
 //! the slots: `KineticTournament` finds the victim, and `CheckpointTree` the checkpoints whose
-//! `recompute` changes with an eviction. New costs change all values; they apply from the first
-//! search on before which as many checkpoints have been stored as there are slots. Claims allocate
-//! nothing.
+//! `recompute` changes with an eviction. New costs change all values, so they are applied only once
+//! as many checkpoints as there are slots were stored since the last application, which takes
+//! amortized constant time. Claims allocate nothing unless KV events are recorded.
 
 use crate::contract::group::{Anchor, RecomputeCosts};
 use crate::contract::ids::{Position, Slot};
@@ -76,7 +76,7 @@ pub(crate) struct StateLedger {
     by_anchor: HashMap<Anchor, Slot, BuildHasherDefault<DefaultHasher>>,
     /// Anchors of published blocks whose checkpoint was evicted recently.
     evicted: RecentSet,
-    /// The order of the checkpoints of one prefix.
+    /// The previous checkpoint of each one.
     tree: CheckpointTree,
     /// The evictable checkpoints by retention value.
     evictable: KineticTournament,
@@ -84,10 +84,11 @@ pub(crate) struct StateLedger {
     max_checkpoints: u32,
     /// Number of checkpoints stored so far. Numbers the checkpoints and measures their ages.
     stored: u64,
-    /// The costs of the values in `evictable`.
+    /// The costs from which the values in `evictable` were computed.
     costs: RecomputeCosts,
-    /// The newest costs, and the value of `stored` when the last ones were applied.
+    /// The newest costs, which may not be applied yet.
     new_costs: RecomputeCosts,
+    /// Value of `stored` when `costs` were applied.
     applied_costs_at: u64,
     /// KV events, if they are recorded.
     log: Option<Box<CheckpointLog>>,
@@ -192,7 +193,7 @@ impl StateLedger {
         let role = Role::Checkpoint;
         self.slots[slot as usize] =
             StateSlot { role, uses, anchor: None, position, number, last_use: number };
-        self.tree.set_previous(slot, previous);
+        self.tree.set_parent(slot, previous);
         self.update_value(slot);
         Checkpoint { position, slot, number }
     }
@@ -214,7 +215,7 @@ impl StateLedger {
     /// evicted, and the one before that. `None` if there is no room.
     fn make_room(&mut self, position: Position, previous: Option<&Checkpoint>) -> Option<[Option<Slot>; 2]> {
         let previous = previous.filter(|previous| self.is_current(previous)).map(|previous| previous.slot);
-        let candidates = [previous, previous.and_then(|previous| self.tree.previous(previous))];
+        let candidates = [previous, previous.and_then(|previous| self.tree.parent(previous))];
         if self.checkpoints < self.max_checkpoints {
             return Some(candidates);
         }
@@ -239,7 +240,7 @@ impl StateLedger {
         self.evictable.lowest(self.stored)
     }
 
-    /// Sets the costs by which checkpoints are evicted.
+    /// Sets the costs by which checkpoints are evicted. A later search applies them.
     pub(crate) fn set_costs(&mut self, costs: RecomputeCosts) {
         self.new_costs = costs;
     }
@@ -260,16 +261,16 @@ impl StateLedger {
         self.free.insert(slot);
     }
 
-    /// Removes a checkpoint from the anchor map, the tree and the evictable ones. The caller resets
-    /// the slot. Linear in the checkpoints that follow it directly.
+    /// Removes a checkpoint from the anchor map, the tree and the tournament. The caller resets the
+    /// slot. Linear in its children in the tree.
     fn remove_checkpoint(&mut self, slot: Slot) {
         if let Some(anchor) = self.slots[slot as usize].anchor {
             self.remove_link(anchor);
         }
-        while let Some(next) = self.tree.pass_on_next(slot) {
-            self.update_value(next);
+        while let Some(child) = self.tree.pass_on_child(slot) {
+            self.update_value(child);
         }
-        self.tree.set_previous(slot, None);
+        self.tree.set_parent(slot, None);
         self.evictable.set(slot, None, self.stored);
         self.checkpoints -= 1;
     }
@@ -289,7 +290,7 @@ impl StateLedger {
     /// Makes `slot` the previous checkpoint of `next`.
     pub(crate) fn set_previous(&mut self, next: &Checkpoint, slot: Slot) {
         if self.is_current(next) {
-            self.tree.set_previous(next.slot, Some(slot));
+            self.tree.set_parent(next.slot, Some(slot));
             self.update_value(next.slot);
         }
     }
@@ -337,8 +338,8 @@ impl StateLedger {
         self.by_anchor.get(&anchor).map(|&slot| self.checkpoint_in(slot))
     }
 
-    /// Whether the checkpoint at the end of a published block was evicted recently: it is among the
-    /// last `2 × max_checkpoints` such ones.
+    /// Whether the checkpoint at the end of a published block was evicted recently: at least the
+    /// last `2 × max_checkpoints` such evictions are known.
     pub(crate) fn was_evicted(&self, anchor: Anchor) -> bool {
         self.evicted.contains(anchor.0)
     }
@@ -410,7 +411,7 @@ impl StateLedger {
             if slot.anchor.is_some_and(|anchor| self.by_anchor.get(&anchor) != Some(&number)) {
                 return Err(format!("state slot {number} is not linked to its anchor"));
             }
-            let previous = self.tree.previous(number).map(|previous| &self.slots[previous as usize]);
+            let previous = self.tree.parent(number).map(|previous| &self.slots[previous as usize]);
             let is_wrong =
                 |previous: &StateSlot| previous.role != Role::Checkpoint || previous.position > slot.position;
             if previous.is_some_and(is_wrong) {
@@ -435,7 +436,7 @@ impl StateLedger {
     }
 }
 
-/// The checkpoint of a slot, if there is one and it may be evicted.
+/// The contender of a slot: its checkpoint, if there is one and it may be evicted.
 fn contender(
     slots: &[StateSlot],
     tree: &CheckpointTree,
@@ -443,7 +444,7 @@ fn contender(
     slot: Slot,
 ) -> Option<Contender> {
     let state = slots.get(slot as usize).filter(|state| is_evictable(state))?;
-    let from = tree.previous(slot).map_or(0, |previous| slots[previous as usize].position);
+    let from = tree.parent(slot).map_or(0, |previous| slots[previous as usize].position);
     let recompute = costs.recompute(from, state.position);
     Some(Contender { recompute, last_use: state.last_use, number: state.number })
 }

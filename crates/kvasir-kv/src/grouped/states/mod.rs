@@ -9,7 +9,7 @@
 //!
 //! 1. `checkpoint`: a reference to a saved state; `checkpoint_log`: the KV events of checkpoints.
 //! 2. `ledger`: reference counts and anchors of the slots, and the eviction of checkpoints, which
-//!    `kinetic_tournament` orders; `checkpoint_tree` has the previous checkpoint of each one.
+//!    `kinetic_tournament` orders; `checkpoint_tree` stores the previous checkpoint of each one.
 //! 3. `tail_pool`: allocates the tails, one per sequence with a live state.
 //! 4. `sequence`: the live state, checkpoints and marks of a sequence, and where its steps store
 //!    checkpoints; `sequences` finds it by id.

@@ -13,8 +13,8 @@
 use crate::contract::ids::{Position, Slot};
 use crate::grouped::states::checkpoint::Checkpoint;
 
-/// Shortest list of checkpoints that is searched for evicted ones.
-const MIN_STALE: usize = 8;
+/// Minimum length of a list of checkpoints of which all stale references are dropped.
+const MIN_DROP_LEN: usize = 8;
 
 /// The newest state of a sequence, steps in flight included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +66,10 @@ pub(crate) struct StateSequence {
     pub(crate) tail: Option<u32>,
     /// Block boundaries, sorted.
     marks: Vec<Position>,
-    /// Length of `checkpoints` at which evicted ones are dropped from all of it.
+    /// Length of `checkpoints` at which all stale references are dropped from it.
     drop_stale_at: usize,
-    /// Position up to which checkpoints were linked to anchors.
-    linked: Position,
+    /// Position up to which all checkpoints were linked to anchors.
+    linked_to: Position,
     /// The last two block boundaries that decoding has passed, the newest first.
     recent: [Option<Position>; 2],
 }
@@ -137,12 +137,12 @@ impl StateSequence {
         Some(self.checkpoints.remove(index.ok()?))
     }
 
-    /// Drops references to evicted checkpoints: the last ones, and all if the list has doubled since
-    /// the last time. So a search for the last checkpoint takes amortized constant time.
+    /// Drops stale references to checkpoints: those at the end, and all if the list has doubled
+    /// since the last time. So a search for the last checkpoint takes amortized constant time.
     pub(crate) fn drop_stale(&mut self, is_current: impl Fn(&Checkpoint) -> bool) {
         if self.checkpoints.len() >= self.drop_stale_at {
             self.checkpoints.retain(&is_current);
-            self.drop_stale_at = (2 * self.checkpoints.len()).max(MIN_STALE);
+            self.drop_stale_at = (2 * self.checkpoints.len()).max(MIN_DROP_LEN);
         }
         while self.checkpoints.pop_if(|last| !is_current(last)).is_some() {}
     }
@@ -151,7 +151,7 @@ impl StateSequence {
     pub(crate) fn insert(&mut self, checkpoint: Checkpoint) -> &[Checkpoint] {
         let index = self.checkpoints.partition_point(|other| other.position < checkpoint.position);
         self.checkpoints.insert(index, checkpoint);
-        self.linked = self.linked.min(checkpoint.position.saturating_sub(1));
+        self.linked_to = self.linked_to.min(checkpoint.position.saturating_sub(1));
         &self.checkpoints[index + 1..]
     }
 
@@ -165,16 +165,21 @@ impl StateSequence {
         self.checkpoints[..count].iter().rev().copied().find(|checkpoint| is_current(checkpoint))
     }
 
-    /// The checkpoints that were not linked to anchors yet, and the position up to which they were.
+    /// The checkpoints that were not linked to anchors yet, and the position up to which all were.
     pub(crate) fn unlinked(&mut self) -> (&mut [Checkpoint], &mut Position) {
-        let first = self.checkpoints.partition_point(|checkpoint| checkpoint.position <= self.linked);
-        (&mut self.checkpoints[first..], &mut self.linked)
+        let first = self.checkpoints.partition_point(|checkpoint| checkpoint.position <= self.linked_to);
+        (&mut self.checkpoints[first..], &mut self.linked_to)
+    }
+
+    /// Records that no checkpoint is linked to an anchor.
+    pub(crate) fn forget_links(&mut self) {
+        self.linked_to = 0;
     }
 
     /// Drops marks and recent boundaries above `to`.
     pub(crate) fn truncate_positions(&mut self, to: Position) {
         self.marks.truncate(self.marks.partition_point(|&mark| mark <= to));
-        self.linked = self.linked.min(to);
+        self.linked_to = self.linked_to.min(to);
         self.truncate_recent(to);
     }
 

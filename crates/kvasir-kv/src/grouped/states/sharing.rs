@@ -4,10 +4,10 @@
 //! A checkpoint is shared only if no step in flight writes it. After accepted drafts, a step in
 //! flight may store a checkpoint at or below the retired length, and that step may fail.
 
+use crate::contract::cache_end::CacheEnd;
 use crate::contract::group::Anchor;
 use crate::contract::ids::{Position, SeqId};
 use crate::contract::kv_event::KvEvent;
-use crate::contract::short_hit::ShortHit;
 use crate::grouped::states::checkpoint::Checkpoint;
 use crate::grouped::states::group::StateGroup;
 use crate::grouped::states::sequence::StateSequence;
@@ -50,11 +50,11 @@ impl StateGroup {
     }
 
     /// Why none of the blocks with these anchors has a checkpoint.
-    pub(crate) fn miss_reason(&self, anchors: &[Anchor]) -> ShortHit {
+    pub(crate) fn miss_reason(&self, anchors: &[Anchor]) -> CacheEnd {
         if anchors.iter().any(|&anchor| self.ledger.was_evicted(anchor)) {
-            ShortHit::Evicted
+            CacheEnd::Evicted
         } else {
-            ShortHit::NoCheckpoint
+            CacheEnd::NoCheckpoint
         }
     }
 
@@ -65,8 +65,8 @@ impl StateGroup {
     }
 
     /// Links the checkpoints of a sequence up to `published` to the anchors of their blocks. Linear
-    /// in those that were not linked before.
-    /// `anchor` and `hash` return those of the sequence's block of a number.
+    /// in those that were not linked before. `anchor` and `hash` return the anchor and hash of the
+    /// sequence's block with an index.
     pub(crate) fn link(
         &mut self,
         seq: SeqId,
@@ -78,6 +78,7 @@ impl StateGroup {
         let Some(sequence) = seqs.get_mut(seq) else { return };
         let pending_writes = in_flight.pending_writes(seq);
         let live_slot = sequence.live.map(|live| live.slot);
+        // Returns false if the checkpoint must be tried again later.
         let mut link = |checkpoint: &mut Checkpoint| {
             // A fork may have sealed a live state inside a block.
             if !spacing.is_boundary(checkpoint.position) || !ledger.is_current(checkpoint) {
@@ -101,19 +102,19 @@ impl StateGroup {
             }
             true
         };
-        let (unlinked, linked) = sequence.unlinked();
+        let (unlinked, linked_to) = sequence.unlinked();
         let mut are_all_linked = true;
         for checkpoint in unlinked.iter_mut().take_while(|checkpoint| checkpoint.position <= published) {
             are_all_linked &= link(checkpoint);
             if are_all_linked {
-                *linked = checkpoint.position;
+                *linked_to = checkpoint.position;
             }
         }
     }
 
     /// Starts recording KV events.
     pub(crate) fn record_events(&mut self) {
-        self.seqs.iter_mut().for_each(|sequence| *sequence.unlinked().1 = 0);
+        self.seqs.iter_mut().for_each(StateSequence::forget_links);
         self.ledger.record_events();
     }
 

@@ -176,7 +176,7 @@ impl CompressedAttention {
             let ip = format!("{p}indexer.");
             let index =
                 self.values_and_gates(b, &format!("{ip}compressor."), parts * self.index_dim, operands.x)?;
-            // The indexer scores all pools, so that what it reads is a prefix of the row.
+            // The indexer scores every pool. With its elements first it reads a prefix of each row.
             let row = b.concat(index, main, 1)?;
             let id = b.layer(self.facts(None, b.width(row)));
             let width = self.index_heads * self.index_dim;

@@ -7,7 +7,7 @@ use crate::gguf::transform::{StoredAs, Transform};
 
 pub(crate) const TENSORS: &[TensorName] = &[
     Outside("output_norm.weight", "model.final_layernorm.weight"),
-    // llama.cpp reads and writes this weight without a suffix.
+    // llama.cpp reads and writes this tensor without the suffix `.weight`.
     Irregular("ffn_norm", "pre_ff_layernorm.weight"),
     Stem("ffn_gate", "feed_forward.gate_proj"),
     Stem("ffn_up", "feed_forward.up_proj"),

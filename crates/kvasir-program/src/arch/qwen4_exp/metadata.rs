@@ -120,8 +120,8 @@ fn write_ngrams(w: &mut MetadataWriter<'_>) -> Result<()> {
     if layers.is_empty() {
         return Ok(());
     }
-    let from_zero = |n: usize| u32::try_from(n.saturating_sub(1)).unwrap_or(u32::MAX);
-    let layers = layers.into_iter().map(from_zero).collect();
+    let zero_based = |n: usize| u32::try_from(n.saturating_sub(1)).unwrap_or(u32::MAX);
+    let layers = layers.into_iter().map(zero_based).collect();
     w.set("ple.layers", MetadataValue::Counts(layers));
     for (key, config) in COUNTS {
         w.copy_count(key, config)?;

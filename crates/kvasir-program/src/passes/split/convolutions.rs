@@ -1,9 +1,9 @@
-//! Divides a short convolution among the slices that read its result: a convolution of each slice's
-//! channels, with a state of its own.
+//! Replaces a short convolution whose result is sliced by one convolution per slice: it computes the
+//! slice's channels only, and has its own state.
 //!
 //! One convolution may compute Q, K and V of a recurrence in one row. A rank needs some heads of
-//! each, which are not one range of that row. Channels are independent, so every channel keeps its
-//! bits.
+//! each, which are not one range of that row. Channels are independent, so the results are
+//! bit-identical.
 
 use crate::ir::op::Op;
 use crate::ir::program::Program;
@@ -13,17 +13,17 @@ use crate::ir::weight::{Weight, WeightId};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Divides each short convolution whose result only ungrouped slices read. Dead ops and states stay
-/// in the program.
+/// Divides each short convolution that only ungrouped slices read. Ops and states that become dead
+/// stay in the program.
 pub(crate) fn divide_convolutions(program: &mut Program) {
     let ops = std::mem::take(&mut program.ops);
     let mut divider = Divider { program, producers: HashMap::new() };
     for (at, op) in ops.iter().enumerate() {
-        let is_divided = |conv: &Op| !divider.slices(conv, &ops).is_empty();
+        let is_divided = |conv: &Op| !divider.reading_slices(conv, &ops).is_empty();
         match op {
             Op::ShortConv { .. } if is_divided(op) => {
-                for (part, out) in divider.slices(op, &ops) {
-                    divider.convolution(op, part, out);
+                for (part, out) in divider.reading_slices(op, &ops) {
+                    divider.emit_convolution(op, part, out);
                 }
             }
             Op::Slice { x, .. } if ops[..at].iter().any(|conv| conv.out() == *x && is_divided(conv)) => {}
@@ -36,7 +36,7 @@ pub(crate) fn divide_convolutions(program: &mut Program) {
 
 struct Divider<'a> {
     program: &'a mut Program,
-    /// Indices of the emitted ops by result.
+    /// Indices of the emitted ops, by the value that they compute.
     producers: HashMap<ValueId, usize>,
 }
 
@@ -52,9 +52,9 @@ impl Divider<'_> {
         self.program.value(value).width()
     }
 
-    /// The slices that read a convolution: channels and result of each. Empty for other ops, and if
-    /// anything else reads it.
-    fn slices(&self, conv: &Op, ops: &[Op]) -> Vec<(Range<usize>, ValueId)> {
+    /// The slices that read a short convolution, each as its channels and its result. Empty if
+    /// `conv` is another op, or if a tap or any other op reads the result.
+    fn reading_slices(&self, conv: &Op, ops: &[Op]) -> Vec<(Range<usize>, ValueId)> {
         let out = conv.out();
         if !matches!(conv, Op::ShortConv { .. }) || self.program.taps.iter().any(|(_, value)| *value == out) {
             return Vec::new();
@@ -67,34 +67,36 @@ impl Divider<'_> {
         readers.map(slice).collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// Emits the convolution of the channels `part` into `out`.
-    fn convolution(&mut self, conv: &Op, part: Range<usize>, out: ValueId) {
+    /// Emits a convolution that computes the channels `part` of `conv` as the value `out`.
+    fn emit_convolution(&mut self, conv: &Op, part: Range<usize>, out: ValueId) {
         let mut conv = conv.clone();
         let Op::ShortConv { x, weight, bias, kernel, dilation, state, out: to, .. } = &mut conv else {
             return;
         };
         let facts = conv_state(part.len(), *kernel, *dilation);
-        *x = self.part(*x, part.clone());
-        *weight = add_part(self.program, *weight, part.start * *kernel..part.end * *kernel);
-        *bias = bias.map(|bias| add_part(self.program, bias, part.clone()));
+        *x = self.slice_value(*x, part.clone());
+        *weight = add_weight_part(self.program, *weight, part.start * *kernel..part.end * *kernel);
+        *bias = bias.map(|bias| add_weight_part(self.program, bias, part.clone()));
         self.program.states.push(facts);
         *state = StateId(self.program.states.len() as u32 - 1);
         *to = out;
         self.push(conv);
     }
 
-    /// The elements `part` of a value: computed from the operands of its op if that is possible,
-    /// else a slice.
-    fn part(&mut self, value: ValueId, part: Range<usize>) -> ValueId {
+    /// Emits the elements `part` of a value. Slices the operands of the op that computes the value
+    /// if that op is a concatenation, a matrix product or a scale; else slices the value.
+    fn slice_value(&mut self, value: ValueId, part: Range<usize>) -> ValueId {
         if part == (0..self.width(value)) {
             return value;
         }
         let producer = self.producers.get(&value).map(|at| self.program.ops[*at].clone());
         match producer {
-            Some(Op::Concat { a, groups: 1, .. }) if part.end <= self.width(a) => return self.part(a, part),
+            Some(Op::Concat { a, groups: 1, .. }) if part.end <= self.width(a) => {
+                return self.slice_value(a, part);
+            }
             Some(Op::Concat { a, b, groups: 1, .. }) if part.start >= self.width(a) => {
-                let first = self.width(a);
-                return self.part(b, part.start - first..part.end - first);
+                let offset = self.width(a);
+                return self.slice_value(b, part.start - offset..part.end - offset);
             }
             _ => {}
         }
@@ -106,7 +108,7 @@ impl Divider<'_> {
                 self.push(Op::Linear { x, matrix: matrix.slice_outputs(part), out })
             }
             Some(Op::Scale { x, factor, by, .. }) => {
-                let x = self.part(x, part);
+                let x = self.slice_value(x, part);
                 self.push(Op::Scale { x, factor, by, out })
             }
             _ => self.push(Op::Slice { x: value, groups: 1, start: part.start, width: part.len(), out }),
@@ -120,9 +122,9 @@ pub(crate) fn conv_state(width: usize, kernel: usize, dilation: usize) -> StateF
     StateFacts { elements: width.saturating_mul(history), tail_elements: width }
 }
 
-/// Adds a weight that consists of the elements `part` of another one; returns that one if these are
-/// all.
-pub(crate) fn add_part(program: &mut Program, id: WeightId, part: Range<usize>) -> WeightId {
+/// Returns a weight that consists of the elements `part` of weight `id`: `id` itself if these are
+/// all elements, an equal weight of the program, or a new one.
+pub(crate) fn add_weight_part(program: &mut Program, id: WeightId, part: Range<usize>) -> WeightId {
     let whole = program.weight(program.resolve(id));
     let all = whole.elements();
     if part == (0..all.len()) {

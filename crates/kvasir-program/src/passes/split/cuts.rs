@@ -60,30 +60,35 @@ fn kv_heads_of(heads: &Range<usize>, group: usize) -> Option<Range<usize>> {
 
 /// The heads of an attention layer or a recurrence that each rank computes.
 pub(crate) struct HeadPartition {
-    /// Query heads, or heads of the recurrence, of each rank.
+    /// Query heads of each rank, or heads of the recurrence.
     pub(crate) heads: Partition,
-    /// KV heads of each rank, or key heads or groups of a recurrence. Ranks that share a KV head
-    /// each compute and store it.
+    /// KV heads of each rank, or key heads or groups of the recurrence. If several ranks read one of
+    /// these, each of them computes and stores it.
     pub(crate) kv_heads: Partition,
 }
 
-/// Partitions `heads` heads of a recurrence, which share `shared` key heads or groups, into equal
+/// Partitions `heads` heads of a recurrence, which share `key_heads` key heads or groups, into equal
 /// parts. `None` if that is impossible, or if a part has unequal numbers of heads per key head.
-pub(crate) fn equal_heads(heads: usize, shared: usize, map: HeadMap, ranks: usize) -> Option<HeadPartition> {
-    if shared == 0 || !heads.is_multiple_of(ranks) || !heads.is_multiple_of(shared) {
+pub(crate) fn recurrence_heads(
+    heads: usize,
+    key_heads: usize,
+    map: HeadMap,
+    ranks: usize,
+) -> Option<HeadPartition> {
+    if key_heads == 0 || !heads.is_multiple_of(ranks) || !heads.is_multiple_of(key_heads) {
         return None;
     }
     let parts = even(heads, ranks)?;
-    let shared_by = |part: &Range<usize>| match map {
-        HeadMap::Grouped => kv_heads_of(part, heads / shared),
-        HeadMap::Tiled if part.len().is_multiple_of(shared) => Some(0..shared),
-        HeadMap::Tiled if shared.is_multiple_of(part.len()) => {
-            let first = part.start % shared;
+    let key_heads_of = |part: &Range<usize>| match map {
+        HeadMap::Grouped => kv_heads_of(part, heads / key_heads),
+        HeadMap::Tiled if part.len().is_multiple_of(key_heads) => Some(0..key_heads),
+        HeadMap::Tiled if key_heads.is_multiple_of(part.len()) => {
+            let first = part.start % key_heads;
             Some(first..first + part.len())
         }
         HeadMap::Tiled => None,
     };
-    let kv_heads = parts.iter().map(shared_by).collect::<Option<_>>()?;
+    let kv_heads = parts.iter().map(key_heads_of).collect::<Option<_>>()?;
     Some(HeadPartition { heads: parts, kv_heads })
 }
 
@@ -204,31 +209,31 @@ mod tests {
 
     #[test]
     fn every_head_of_a_recurrence_keeps_its_key_head() {
-        let key_head = |map, head: usize, heads: usize, shared: usize| match map {
-            HeadMap::Grouped => head / (heads / shared),
-            HeadMap::Tiled => head % shared,
+        let key_head = |map, head: usize, heads: usize, key_heads: usize| match map {
+            HeadMap::Grouped => head / (heads / key_heads),
+            HeadMap::Tiled => head % key_heads,
         };
-        let mut divided = 0;
-        for (shared, per_key, ranks) in
-            (1..9).flat_map(|shared| (1..6).flat_map(move |n| (1..9).map(move |ranks| (shared, n, ranks))))
+        let mut partitions = 0;
+        for (key_heads, per_key, ranks) in
+            (1..9).flat_map(|keys| (1..6).flat_map(move |n| (1..9).map(move |ranks| (keys, n, ranks))))
         {
-            let heads = shared * per_key;
+            let heads = key_heads * per_key;
             for map in [HeadMap::Grouped, HeadMap::Tiled] {
-                let Some(HeadPartition { heads: parts, kv_heads }) = equal_heads(heads, shared, map, ranks)
-                else {
-                    assert!(heads % ranks != 0 || shared % ranks != 0 || map == HeadMap::Tiled);
+                let partition = recurrence_heads(heads, key_heads, map, ranks);
+                let Some(HeadPartition { heads: parts, kv_heads }) = partition else {
+                    assert!(heads % ranks != 0 || key_heads % ranks != 0 || map == HeadMap::Tiled);
                     continue;
                 };
-                divided += 1;
+                partitions += 1;
                 for (part, keys) in parts.iter().zip(&kv_heads) {
                     assert_eq!(part.len() * ranks, heads);
                     let local = |head| keys.start + key_head(map, head, part.len(), keys.len());
-                    let whole = |head| key_head(map, part.start + head, heads, shared);
+                    let whole = |head| key_head(map, part.start + head, heads, key_heads);
                     assert!((0..part.len()).all(|head| local(head) == whole(head)), "{map:?} {part:?}");
                 }
             }
         }
-        assert!(divided > 100, "{divided}");
+        assert!(partitions > 100, "{partitions}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::ir::op::Op;
 use crate::ir::program::{Program, Shard};
 use crate::ir::recurrent::{StateFacts, StateId};
 use crate::ir::value::{Holds, Value, ValueId};
-use crate::passes::split::convolutions::{add_part, conv_state};
+use crate::passes::split::convolutions::{add_weight_part, conv_state};
 use crate::passes::split::cuts::{self, Partition};
 use crate::passes::split::plan::{Sharding, ShardingPlan};
 use std::collections::HashMap;
@@ -136,7 +136,7 @@ impl<'a> Emitter<'a> {
             return *known;
         }
         if matches!(self.plan.sharding(value), Sharding::Sharded(_)) {
-            return self.joined_value(value);
+            return self.gathered_value(value);
         }
         let holds = self.whole.value(value).holds;
         let addends: Vec<ValueId> =
@@ -159,11 +159,11 @@ impl<'a> Emitter<'a> {
         sum
     }
 
-    /// The complete row of a sharded value, whose parts are equal: emits the all-gather.
-    fn joined_value(&mut self, value: ValueId) -> ValueId {
+    /// The complete row of a value that is sharded into parts of equal width. Emits the all-gather.
+    fn gathered_value(&mut self, value: ValueId) -> ValueId {
         let parts: Vec<ValueId> =
             self.local_ranks.clone().filter_map(|rank| self.shards.get(&(value, rank)).copied()).collect();
-        let joined = match parts[..] {
+        let gathered = match parts[..] {
             [x] => {
                 let out = self.value(value, self.whole.value(value).holds);
                 self.push(Op::Collect { x, how: Collective::Join, out })
@@ -178,19 +178,20 @@ impl<'a> Emitter<'a> {
                 // Unreachable: ops are in topological order, so all shards exist.
                 .unwrap_or(value),
         };
-        self.replicated.insert(value, joined);
-        joined
+        self.replicated.insert(value, gathered);
+        gathered
     }
 
-    /// Adds the state of an op.
+    /// Adds a recurrent state; returns its id.
     fn add_state(&mut self, facts: StateFacts) -> StateId {
         self.program.states.push(facts);
         StateId(self.program.states.len() as u32 - 1)
     }
 
-    /// A rank's shard of a value: computed as such, or sliced from the replicated row.
+    /// The range `part` of a value: the shard that the rank has computed, or a slice of the complete
+    /// row.
     fn shard(&mut self, value: ValueId, rank: usize, part: Range<usize>) -> ValueId {
-        // A row-parallel matrix may read another range of a sharded row.
+        // A row-parallel matrix may read a range that is not the rank's shard.
         if self.plan.partition(value).is_some_and(|partition| partition[rank] == part)
             && let Some(known) = self.shards.get(&(value, rank))
         {
@@ -243,11 +244,7 @@ impl<'a> Emitter<'a> {
             Sharding::Sharded(partition) => partition[rank].clone(),
             Sharding::Replicated | Sharding::Partial => 0..width,
         };
-        // The plan shards grouped ops at group boundaries only.
-        let units = |groups: usize| {
-            let group = (width / groups.max(1)).max(1);
-            local.start / group..local.end / group
-        };
+        let units = |groups: usize| groups_of(&local, width, groups);
         let mut new = op.clone();
         match &mut new {
             Op::Linear { x, matrix, .. } => {
@@ -275,7 +272,7 @@ impl<'a> Emitter<'a> {
                 // A weight with one element per element of the row is sharded with it.
                 for id in weight.iter_mut().chain(bias) {
                     if self.program.weight(self.program.resolve(*id)).elements().len() == width {
-                        *id = add_part(&mut self.program, *id, local.clone());
+                        *id = add_weight_part(&mut self.program, *id, local.clone());
                     }
                 }
                 *groups = units.len();
@@ -285,41 +282,8 @@ impl<'a> Emitter<'a> {
                 *x = self.shard_groups(*x, rank, &units, *groups);
                 *groups = units.len();
             }
-            Op::ShortConv { x, weight, bias, kernel, dilation, state, .. } => {
-                *x = self.shard(*x, rank, local.clone());
-                let elements = local.start * *kernel..local.end * *kernel;
-                *weight = add_part(&mut self.program, *weight, elements);
-                *bias = bias.map(|bias| add_part(&mut self.program, bias, local.clone()));
-                *state = self.add_state(conv_state(local.len(), *kernel, *dilation));
-            }
-            Op::GatedDelta { q, k, v, decay, beta, form, state, .. } => {
-                let (heads, keys) = (units(form.value_heads), self.shared_heads(whole_out, rank));
-                for x in [q, k] {
-                    *x = self.shard_groups(*x, rank, &keys, form.key_heads);
-                }
-                for x in [v, decay, beta] {
-                    *x = self.shard_groups(*x, rank, &heads, form.value_heads);
-                }
-                let per_head = form.decays() / form.value_heads.max(1);
-                let decays = heads.start * per_head..heads.end * per_head;
-                (form.key_heads, form.value_heads) = (keys.len(), heads.len());
-                form.decay = add_part(&mut self.program, form.decay, heads);
-                form.dt_bias = add_part(&mut self.program, form.dt_bias, decays);
-                *state = self.add_state(form.state());
-            }
-            Op::SelectiveScan { x, b, c, dt, form, state, .. } => {
-                let (heads, groups) = (units(form.heads), self.shared_heads(whole_out, rank));
-                for x in [x, dt] {
-                    *x = self.shard_groups(*x, rank, &heads, form.heads);
-                }
-                for x in [b, c] {
-                    *x = self.shard_groups(*x, rank, &groups, form.groups);
-                }
-                (form.heads, form.groups) = (heads.len(), groups.len());
-                for id in [&mut form.decay, &mut form.dt_bias, &mut form.skip] {
-                    *id = add_part(&mut self.program, *id, heads.clone());
-                }
-                *state = self.add_state(form.state());
+            recurrent @ (Op::ShortConv { .. } | Op::GatedDelta { .. } | Op::SelectiveScan { .. }) => {
+                self.shard_recurrent(recurrent, rank, &local);
             }
             Op::Scale { x, .. } => {
                 *x = match self.plan.sharding(whole_out) {
@@ -341,23 +305,7 @@ impl<'a> Emitter<'a> {
                 *b = self.shard_groups(*b, rank, &units, *groups);
                 *groups = units.len();
             }
-            Op::UpdateAndAttend { q, k, v, layer, sinks, selection, .. } => {
-                let facts = self.whole.layers[layer.0 as usize];
-                let heads = units(width / facts.value_dim.max(1));
-                let partition = self.plan.kv_heads[layer.0 as usize].as_ref();
-                let kv = partition.map_or(0..facts.kv_heads, |partition| partition[rank].clone());
-                *q = self.shard(*q, rank, heads.start * facts.key_dim..heads.end * facts.key_dim);
-                for operand in k.iter_mut().chain(v) {
-                    *operand = self.shard_groups(*operand, rank, &kv, facts.kv_heads);
-                }
-                if let Some(sinks) = sinks {
-                    sinks.offset += heads.start * sinks.stride;
-                }
-                if let Some(selection) = selection {
-                    *selection = self.replicated_value(*selection);
-                }
-                *layer = self.layer(*layer, rank);
-            }
+            attention @ Op::UpdateAndAttend { .. } => self.shard_attention(attention, rank, &local),
             Op::Gate { gate, up, .. } => {
                 *gate = self.shard(*gate, rank, local.clone());
                 *up = self.shard(*up, rank, local.clone());
@@ -381,7 +329,75 @@ impl<'a> Emitter<'a> {
         self.push(new)
     }
 
-    /// The key heads or groups of a sharded recurrence on one rank.
+    /// Replaces operands and KV layer of an attention op by those of one rank, which computes the
+    /// elements `local` of the result.
+    fn shard_attention(&mut self, op: &mut Op, rank: usize, local: &Range<usize>) {
+        let width = self.whole.value(op.out()).width();
+        let Op::UpdateAndAttend { q, k, v, layer, sinks, selection, .. } = op else { return };
+        let facts = self.whole.layers[layer.0 as usize];
+        let heads = groups_of(local, width, width / facts.value_dim.max(1));
+        let partition = self.plan.kv_heads[layer.0 as usize].as_ref();
+        let kv = partition.map_or(0..facts.kv_heads, |partition| partition[rank].clone());
+        *q = self.shard(*q, rank, heads.start * facts.key_dim..heads.end * facts.key_dim);
+        for operand in k.iter_mut().chain(v) {
+            *operand = self.shard_groups(*operand, rank, &kv, facts.kv_heads);
+        }
+        if let Some(sinks) = sinks {
+            sinks.offset += heads.start * sinks.stride;
+        }
+        if let Some(selection) = selection {
+            *selection = self.replicated_value(*selection);
+        }
+        *layer = self.layer(*layer, rank);
+    }
+
+    /// Replaces operands, weights and state of a recurrent op by those of one rank, which computes
+    /// the elements `local` of the result.
+    fn shard_recurrent(&mut self, op: &mut Op, rank: usize, local: &Range<usize>) {
+        let width = self.whole.value(op.out()).width();
+        let shared_heads = self.shared_heads(op.out(), rank);
+        match op {
+            Op::ShortConv { x, weight, bias, kernel, dilation, state, .. } => {
+                *x = self.shard(*x, rank, local.clone());
+                let elements = local.start * *kernel..local.end * *kernel;
+                *weight = add_weight_part(&mut self.program, *weight, elements);
+                *bias = bias.map(|bias| add_weight_part(&mut self.program, bias, local.clone()));
+                *state = self.add_state(conv_state(local.len(), *kernel, *dilation));
+            }
+            Op::GatedDelta { q, k, v, decay, beta, form, state, .. } => {
+                let heads = groups_of(local, width, form.value_heads);
+                for x in [q, k] {
+                    *x = self.shard_groups(*x, rank, &shared_heads, form.key_heads);
+                }
+                for x in [v, decay, beta] {
+                    *x = self.shard_groups(*x, rank, &heads, form.value_heads);
+                }
+                let per_head = form.decays() / form.value_heads.max(1);
+                let decays = heads.start * per_head..heads.end * per_head;
+                (form.key_heads, form.value_heads) = (shared_heads.len(), heads.len());
+                form.decay = add_weight_part(&mut self.program, form.decay, heads);
+                form.dt_bias = add_weight_part(&mut self.program, form.dt_bias, decays);
+                *state = self.add_state(form.state());
+            }
+            Op::SelectiveScan { x, b, c, dt, form, state, .. } => {
+                let heads = groups_of(local, width, form.heads);
+                for x in [x, dt] {
+                    *x = self.shard_groups(*x, rank, &heads, form.heads);
+                }
+                for x in [b, c] {
+                    *x = self.shard_groups(*x, rank, &shared_heads, form.groups);
+                }
+                (form.heads, form.groups) = (heads.len(), shared_heads.len());
+                for id in [&mut form.decay, &mut form.dt_bias, &mut form.skip] {
+                    *id = add_weight_part(&mut self.program, *id, heads.clone());
+                }
+                *state = self.add_state(form.state());
+            }
+            _ => {}
+        }
+    }
+
+    /// The key heads or groups of a recurrence that one rank reads; empty for other ops.
     fn shared_heads(&self, out: ValueId, rank: usize) -> Range<usize> {
         self.plan.shared_heads.get(&out).map_or(0..0, |partition| partition[rank].clone())
     }
@@ -431,6 +447,13 @@ impl<'a> Emitter<'a> {
         self.push(Op::Collect { x: local, how: Collective::Join, out: made });
         self.replicated.insert(*out, made);
     }
+}
+
+/// The groups of a row of `width` elements that `local` covers. The plan shards grouped ops at group
+/// boundaries only.
+fn groups_of(local: &Range<usize>, width: usize, groups: usize) -> Range<usize> {
+    let group = (width / groups.max(1)).max(1);
+    local.start / group..local.end / group
 }
 
 /// Partitions a row for an all-gather: each part has `ceil(len / ranks)` elements, but the last

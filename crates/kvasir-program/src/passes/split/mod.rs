@@ -6,14 +6,14 @@
 //! | attention | some query heads (Q column-parallel, output projection row-parallel) and their KV heads |
 //! | latent attention (MLA) | some heads; the latent rows of the KV cache are on every rank |
 //! | sparse-attention indexer, router, norms, embedding | replicated |
-//! | gated delta rule, selective scan | an equal number of heads and their states, with key heads or groups |
-//! | short convolution | the channels that its readers need, with their states |
+//! | gated delta rule, selective scan | an equal number of heads, their states, their key heads or groups |
+//! | short convolution | the channels that the rank's readers need, and their states |
 //! | feed-forward block, shared experts | some columns (gate and up column-parallel, down row-parallel) |
 //! | mixture (MoE) | some experts, and their addends of the weighted sum |
 //! | LM head | some tokens of the vocabulary; an all-gather joins the logits |
 //!
 //! A recurrence whose heads cannot be divided equally is replicated. If a norm over the whole row
-//! follows it, an all-gather joins the ranks' heads.
+//! follows a sharded one, an all-gather joins the heads of all ranks.
 //!
 //! An all-reduce in rank order sums row-parallel results, so all ranks have equal bits. Rank 0 adds
 //! the biases of row-parallel matrices. Each rank adds experts and shared experts before their one
@@ -21,8 +21,8 @@
 //!
 //! Steps: [`convolutions`] divides short convolutions, [`plan`] decides the sharding of each value
 //! ([`recurrences`] that of recurrent layers), [`emit`] writes the ops, and [`prune`] removes dead
-//! ops and weights. Guarded by `kvasir/tests/split`, which runs ranks of all test
-//! models on both backends.
+//! ops and weights. Guarded by `kvasir/tests/split`, which runs ranks of all test models on both
+//! backends.
 
 pub(crate) mod convolutions;
 pub(crate) mod cuts;

@@ -37,9 +37,9 @@ pub(crate) struct ShardingPlan {
     pub(crate) shardings: Vec<Sharding>,
     /// By `LayerId`: the KV heads of each rank; `None` if the layer's attention is replicated.
     pub(crate) kv_heads: Vec<Option<Partition>>,
-    /// By the result of a sharded recurrence: the key heads or groups of each rank.
+    /// By the result of a sharded recurrence: the key heads or groups that each rank reads.
     pub(crate) shared_heads: HashMap<ValueId, Partition>,
-    /// By the result of a row-parallel matrix: the inputs of each rank.
+    /// By the result of a row-parallel matrix: the range of its inputs that each rank reads.
     pub(crate) row_parallel: HashMap<ValueId, Partition>,
 }
 
@@ -222,26 +222,23 @@ impl Planner<'_> {
             }
             // The sum of two partial rows is partial: one all-reduce serves both, unless a reader
             // needs one of them alone.
-            Op::Add { a, b, out } => {
-                if self.is_partial_for_one_reader(*a) && self.is_partial_for_one_reader(*b) {
-                    self.plan.shardings[out.0 as usize] = Sharding::Partial;
-                }
+            Op::Add { a, b, out }
+                if self.is_partial_with_one_reader(*a) && self.is_partial_with_one_reader(*b) =>
+            {
+                self.plan.shardings[out.0 as usize] = Sharding::Partial;
             }
             // A multiple of a partial row is partial.
-            Op::Scale { x, out, .. } if self.is_partial_for_one_reader(*x) => {
+            Op::Scale { x, out, .. } if self.is_partial_with_one_reader(*x) => {
                 self.plan.shardings[out.0 as usize] = Sharding::Partial;
             }
             Op::GatedDelta { form, out, .. } => {
                 let DeltaForm { key_heads, value_heads, head_map, .. } = *form;
-                self.recurrence(
-                    *out,
-                    value_heads,
-                    cuts::equal_heads(value_heads, key_heads, head_map, ranks),
-                );
+                let partition = cuts::recurrence_heads(value_heads, key_heads, head_map, ranks);
+                self.shard_recurrence(*out, value_heads, partition);
             }
             Op::SelectiveScan { form, out, .. } => {
-                let partition = cuts::equal_heads(form.heads, form.groups, HeadMap::Grouped, ranks);
-                self.recurrence(*out, form.heads, partition);
+                let partition = cuts::recurrence_heads(form.heads, form.groups, HeadMap::Grouped, ranks);
+                self.shard_recurrence(*out, form.heads, partition);
             }
             Op::Mixture { experts, out, .. } => {
                 if experts.gate.count < ranks {
@@ -255,9 +252,9 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Whether a value is partial and has one reader, which can add or scale it before the
-    /// all-reduce.
-    fn is_partial_for_one_reader(&self, x: ValueId) -> bool {
+    /// Whether a value is partial and has exactly one reader, which can then add or scale the partial
+    /// rows before the all-reduce.
+    fn is_partial_with_one_reader(&self, x: ValueId) -> bool {
         *self.plan.sharding(x) == Sharding::Partial
             && self.readers[x.0 as usize].len() == 1
             && !self.is_tapped(x)

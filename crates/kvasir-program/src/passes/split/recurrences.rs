@@ -1,11 +1,11 @@
-//! Shards recurrences: equal numbers of heads per rank, with the key heads or groups they read.
+//! Shards recurrences: each rank has an equal number of heads and the key heads or groups they read.
 //!
-//! 1. The sharding follows the result through norms of whole groups and output gates.
-//! 2. Matrices that read the last sharded value become row-parallel. If another op reads it, such
-//!    as a norm over the whole row, or if a part ends inside a quantization block, an all-gather
-//!    completes the value. The matrices then take ranges of the complete row.
+//! 1. Norms of whole groups and output gates that read the result are sharded by the same heads.
+//! 2. Matrices that read the last sharded value become row-parallel. If a norm over the whole row
+//!    reads it, or if a part ends inside a quantization block, an all-gather makes the row complete.
+//!    The matrices then read ranges of the complete row, which may differ from the ranks' heads.
 //!
-//! A recurrence whose heads cannot be divided equally is replicated. Ranks then keep equal states.
+//! A recurrence whose heads cannot be divided equally is replicated. All ranks then have equal states.
 
 use crate::ir::op::Op;
 use crate::ir::value::ValueId;
@@ -14,32 +14,33 @@ use crate::passes::split::cuts::{self, HeadPartition, Partition};
 use crate::passes::split::plan::{Planner, Sharding};
 
 impl<'a> Planner<'a> {
-    /// Shards a recurrence of `heads` heads and what follows it; replicates it without a partition.
-    pub(crate) fn recurrence(&mut self, out: ValueId, heads: usize, partition: Option<HeadPartition>) {
+    /// Shards a recurrence of `heads` heads with the result `out`, and the ops that follow it. Without
+    /// a partition the recurrence stays replicated.
+    pub(crate) fn shard_recurrence(&mut self, out: ValueId, heads: usize, partition: Option<HeadPartition>) {
         let Some(HeadPartition { heads: parts, kv_heads }) = partition else { return };
-        let mut last = Some(out);
-        let mut end = out;
-        while let Some(value) = last {
-            let sharded = cuts::to_elements(&parts, self.width(value) / heads.max(1));
-            self.plan.shardings[value.0 as usize] = Sharding::Sharded(sharded);
-            end = value;
-            last = self.sharded_reader(value);
+        let mut next = Some(out);
+        let mut last = out;
+        while let Some(value) = next {
+            let elements = cuts::to_elements(&parts, self.width(value) / heads.max(1));
+            self.plan.shardings[value.0 as usize] = Sharding::Sharded(elements);
+            last = value;
+            next = self.sharded_reader(value);
         }
         self.plan.shared_heads.insert(out, kv_heads);
-        let parts = cuts::to_elements(&parts, self.width(end) / heads.max(1));
-        if let Some(matrices) = self.matrices(end) {
-            let is_block = |(matrix, _): &(Matrix, _)| {
+        let parts = cuts::to_elements(&parts, self.width(last) / heads.max(1));
+        if let Some(matrices) = self.reading_matrices(last) {
+            let is_aligned = |(matrix, _): &(Matrix, _)| {
                 parts.iter().all(|part| (matrix.offset + part.start).is_multiple_of(self.block(matrix)))
             };
-            if matrices.iter().all(is_block) {
+            if matrices.iter().all(is_aligned) {
                 self.shard_inputs(&matrices, &parts);
             } else {
-                self.shard_complete_row(end, &matrices);
+                self.shard_gathered_inputs(last, &matrices);
             }
-        } else if let [Op::Norm { out, .. }] = self.reading_ops(end)[..]
-            && let Some(matrices) = self.matrices(*out)
+        } else if let [Op::Norm { out, .. }] = self.reading_ops(last)[..]
+            && let Some(matrices) = self.reading_matrices(*out)
         {
-            self.shard_complete_row(*out, &matrices);
+            self.shard_gathered_inputs(*out, &matrices);
         }
     }
 
@@ -47,7 +48,8 @@ impl<'a> Planner<'a> {
         self.readers[value.0 as usize].iter().map(|at| &self.program.ops[*at]).collect()
     }
 
-    /// The result of the only reader of a sharded value, if each rank can compute its part of it.
+    /// The result of the only reader of a sharded value, if each rank can compute its part of that
+    /// result from its part of the value.
     fn sharded_reader(&self, value: ValueId) -> Option<ValueId> {
         let readers = self.reading_ops(value);
         match readers[..] {
@@ -62,8 +64,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The matrices that read a value, each with its result; `None` if it has another reader.
-    fn matrices(&self, value: ValueId) -> Option<Vec<(Matrix, ValueId)>> {
+    /// The matrices that read a value, each with its result. `None` if a tap or any other op reads
+    /// the value.
+    fn reading_matrices(&self, value: ValueId) -> Option<Vec<(Matrix, ValueId)>> {
         let matrix = |op: &Op| match op {
             Op::Linear { matrix, out, .. } => Some((*matrix, *out)),
             _ => None,
@@ -74,15 +77,16 @@ impl<'a> Planner<'a> {
         self.reading_ops(value).into_iter().map(matrix).collect()
     }
 
-    /// Makes matrices that read a complete row row-parallel, if it has enough blocks.
-    fn shard_complete_row(&mut self, value: ValueId, matrices: &[(Matrix, ValueId)]) {
+    /// Makes matrices that read the complete row of a value row-parallel, if the row has at least one
+    /// quantization block per rank.
+    fn shard_gathered_inputs(&mut self, value: ValueId, matrices: &[(Matrix, ValueId)]) {
         let block = matrices.iter().fold(1, |all, (matrix, _)| cuts::lcm(all, self.block(matrix)));
         if let Some(parts) = cuts::columns(self.width(value), block, self.ranks) {
             self.shard_inputs(matrices, &parts);
         }
     }
 
-    /// Makes matrices row-parallel: each rank has the inputs of its part.
+    /// Makes matrices row-parallel: each rank reads the inputs of its part.
     fn shard_inputs(&mut self, matrices: &[(Matrix, ValueId)], parts: &Partition) {
         for (_, out) in matrices {
             self.plan.shardings[out.0 as usize] = Sharding::Partial;

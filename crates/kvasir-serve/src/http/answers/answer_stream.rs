@@ -21,7 +21,7 @@ use kvasir_chat::Delta;
 use kvasir_chat::{Choice, ParseOptions};
 use kvasir_engine::{Finish, Summary};
 use kvasir_exec::TokenLogprobs;
-use kvasir_kv::{ShortHit, Token};
+use kvasir_kv::{CacheEnd, Token};
 use serde_json::{Value, json};
 use std::{
     sync::Arc,
@@ -92,7 +92,7 @@ pub struct AnswerOutcome {
     /// Prompt tokens that matched cached K/V.
     pub matched: u32,
     /// Why the prefix hit was short; does not reveal prompts of other API keys.
-    pub cache_end: Option<ShortHit>,
+    pub cache_end: Option<CacheEnd>,
     /// Tokens that context shifts have dropped from the context.
     pub dropped: u32,
     /// Drafts that were verified.
@@ -398,7 +398,7 @@ impl AnswerStream {
             prompt: summary.prompt,
             cached: summary.cached,
             matched: summary.prefix.matched,
-            cache_end: summary.prefix.public_short,
+            cache_end: summary.prefix.public_cache_end,
             dropped: summary.dropped,
             drafted: summary.drafted,
             // The engine also counts drafts behind a stop sequence.

@@ -1,7 +1,7 @@
 //! Token usage of a request, summed over its answers.
 
 use crate::http::answers::answer_stream::AnswerOutcome;
-use kvasir_kv::ShortHit;
+use kvasir_kv::CacheEnd;
 use serde_json::{Value, json};
 
 /// Token counts of a request, over all its answers.
@@ -14,7 +14,7 @@ pub(crate) struct Usage {
     /// Prompt tokens that matched cached K/V.
     pub(crate) matched: u64,
     /// The short prefix hit with the most uncached tokens: their number, and the reason.
-    pub(crate) short: Option<(u32, ShortHit)>,
+    pub(crate) cache_end: Option<(u32, CacheEnd)>,
     /// Answer tokens.
     pub(crate) completion: u64,
     /// Reasoning tokens among them.
@@ -29,12 +29,12 @@ impl Usage {
     pub(crate) fn add(self, first: bool, ended: &AnswerOutcome) -> Self {
         let of_prompt = |n: u32| if first { u64::from(n) } else { 0 };
         let missing = ended.prompt.saturating_sub(ended.cached);
-        let short = ended.cache_end.filter(|_| first).map(|short| (missing, short));
+        let cache_end = ended.cache_end.filter(|_| first).map(|cache_end| (missing, cache_end));
         Self {
             prompt: self.prompt + of_prompt(ended.prompt),
             cached: self.cached + of_prompt(ended.cached),
             matched: self.matched + of_prompt(ended.matched),
-            short: self.short.max(short),
+            cache_end: self.cache_end.max(cache_end),
             completion: self.completion + u64::from(ended.tokens),
             reasoning: self.reasoning + u64::from(ended.reasoning),
             drafted: self.drafted + u64::from(ended.drafted),
@@ -45,8 +45,8 @@ impl Usage {
     /// Token details of the prompt, with `cache_end` for a short prefix hit.
     pub(crate) fn prompt_details(self) -> Value {
         let mut details = json!({"cached_tokens": self.cached, "matched_tokens": self.matched});
-        if let Some((_, short)) = self.short {
-            details["cache_end"] = short.label().into();
+        if let Some((_, cache_end)) = self.cache_end {
+            details["cache_end"] = cache_end.label().into();
         }
         details
     }

@@ -269,7 +269,7 @@ impl Whole {
     }
 }
 
-/// The prompt of an answer, which the answer's last object repeats.
+/// Prompt of an answer, returned in the answer's last object.
 struct EchoedPrompt {
     /// Number of tokens.
     tokens: u32,

@@ -10,47 +10,48 @@ use kvasir_testkit::{
     schemas::{misfit, schema},
 };
 
-/// A random model: fragments of text and of call starts while the mask is open, any allowed token
-/// otherwise.
-struct Writer<'a> {
+/// A random model. It generates fragments of text and of call starts where the grammar allows any
+/// text, and a random allowed token elsewhere.
+struct RandomModel<'a> {
     tokenizer: &'a Tokenizer,
-    size: u32,
+    vocab_size: u32,
     eos: Token,
-    bits: &'a [&'a str],
+    fragments: &'a [&'a str],
 }
 
-impl Writer<'_> {
-    /// A random answer, and whether it ended by itself.
-    fn write(
+impl RandomModel<'_> {
+    /// Generates an answer; returns its tokens and whether it ended before the length limit.
+    fn generate(
         &self,
         grammars: &CallGrammars,
         follower: &mut Box<dyn Follower>,
         random: &mut Random,
     ) -> (Vec<Token>, bool) {
         let mut output: Vec<Token> = Vec::new();
+        // Tokens of the current fragment, the next one last.
         let mut planned: Vec<Token> = Vec::new();
         while output.len() < 1500 {
             let (mask, is_free): (Vec<u32>, bool) = match follower.allowed(&output) {
-                Allowed::Any => (vec![u32::MAX; self.size.div_ceil(32) as usize], true),
+                Allowed::Any => (vec![u32::MAX; self.vocab_size.div_ceil(32) as usize], true),
                 Allowed::Only(mask) => {
                     let masks = locked(&grammars.masks);
                     (mask.to_vec(), masks.values().flatten().any(|excluding| **excluding == *mask))
                 }
-                Allowed::Nothing => panic!("nothing after {:?}", self.tokenizer.decode(&output, false)),
+                Allowed::Nothing => panic!("no token fits after {:?}", self.tokenizer.decode(&output, false)),
             };
             let may = |id: Token| mask[id as usize / 32] >> (id % 32) & 1 == 1;
-            let allowed: Vec<Token> = (0..self.size).filter(|id| may(*id)).collect();
+            let allowed: Vec<Token> = (0..self.vocab_size).filter(|id| may(*id)).collect();
             if is_free && planned.is_empty() {
                 match random.below(8) {
                     0 if output.len() > 20 => return (output, true),
                     // Any token, including ones that start or end a marker halfway.
                     0 | 1 => {}
                     _ => {
-                        let bit = self.bits[random.below(self.bits.len() as u64) as usize];
-                        let spelt = |c: char| self.tokenizer.encode(&c.to_string(), false).unwrap();
+                        let fragment = self.fragments[random.below(self.fragments.len() as u64) as usize];
+                        let encode_char = |c: char| self.tokenizer.encode(&c.to_string(), false).unwrap();
                         planned = match random.below(2) {
-                            0 => bit.chars().flat_map(spelt).collect(),
-                            _ => self.tokenizer.encode(bit, false).unwrap(),
+                            0 => fragment.chars().flat_map(encode_char).collect(),
+                            _ => self.tokenizer.encode(fragment, false).unwrap(),
                         };
                         planned.reverse();
                     }
@@ -74,8 +75,8 @@ impl Writer<'_> {
 }
 
 /// The calls parsed from an answer.
-fn read(reading: &ParseOptions, text: &str) -> Vec<(String, String)> {
-    let mut choice = Choice::new(reading.clone());
+fn parsed_calls(options: &ParseOptions, text: &str) -> Vec<(String, String)> {
+    let mut choice = Choice::new(options.clone());
     let mut deltas = choice.push(text);
     deltas.extend(choice.finish());
     let mut calls = Vec::new();
@@ -90,8 +91,8 @@ fn read(reading: &ParseOptions, text: &str) -> Vec<(String, String)> {
 }
 
 /// Random tools with random schemas.
-pub(in crate::grammar) fn drawn_tools(dialect: ToolDialect, random: &mut Random) -> [Tool; 3] {
-    let mut drawn = || match dialect {
+pub(in crate::grammar) fn random_tools(dialect: ToolDialect, random: &mut Random) -> [Tool; 3] {
+    let mut random_schema = || match dialect {
         // Python argument names cannot be arbitrary text.
         ToolDialect::Pythonic | ToolDialect::Lfm2 => {
             let flags = json!({"type": "array", "items": {"type": "boolean"}, "maxItems": 3});
@@ -103,34 +104,35 @@ pub(in crate::grammar) fn drawn_tools(dialect: ToolDialect, random: &mut Random)
         _ => schema(random),
     };
     let nothing = json!({"type": "object", "properties": {}});
-    [tool("get", drawn()), tool("get_all", drawn()), tool("now", nothing)]
+    [tool("get", random_schema()), tool("get_all", random_schema()), tool("now", nothing)]
 }
 
-/// Fragments that answers are made of; half of them are call starts.
-fn bits(dialect: ToolDialect, syntax: &CallSyntax) -> Vec<&'static str> {
-    let mut bits = vec!["Let me see. ", "a < b", "\n", "{", "[", "[1, 2]", "<tool", "functools", "(", "; {"];
-    bits.extend(["\"name\": \"get", "</tool_call>", "<think>", "</think>"]);
+/// Fragments that answers consist of; about half of them are call starts.
+fn fragments(dialect: ToolDialect, syntax: &CallSyntax) -> Vec<&'static str> {
+    let mut fragments =
+        vec!["Let me see. ", "a < b", "\n", "{", "[", "[1, 2]", "<tool", "functools", "(", "; {"];
+    fragments.extend(["\"name\": \"get", "</tool_call>", "<think>", "</think>"]);
     let bare = ["{\"name\": \"get\"", "{\"name\": \"", "{\"parameters\": {}, \"name\": \"get\"}"];
     match dialect {
         ToolDialect::Harmony => {
-            bits = vec![
+            fragments = vec![
                 "<|channel|>commentary to=functions.",
                 "<|start|>assistant<|channel|>analysis<|message|>",
             ];
-            bits.extend([
+            fragments.extend([
                 "hm to=functions.",
                 "<|end|>",
                 "<|start|>assistant to=functions.",
                 "<|channel|>final<|message|>",
             ]);
         }
-        ToolDialect::Llama3Json => bits.extend(bare),
-        ToolDialect::Pythonic => bits.extend(["[get(", "[get", "[other", "[now()"]),
+        ToolDialect::Llama3Json => fragments.extend(bare),
+        ToolDialect::Pythonic => fragments.extend(["[get(", "[get", "[other", "[now()"]),
         _ => {}
     }
     let marks: Vec<&str> = syntax.openings.iter().map(|(mark, _)| *mark).collect();
-    bits.extend(marks.iter().copied().cycle().take(if marks.is_empty() { 0 } else { 10 }));
-    bits
+    fragments.extend(marks.iter().copied().cycle().take(if marks.is_empty() { 0 } else { 10 }));
+    fragments
 }
 
 /// Panics unless the call's arguments satisfy its tool's schema.
@@ -147,7 +149,7 @@ pub(in crate::grammar) fn check(dialect: &str, tools: &[Tool], call: &(String, S
 
 /// Property: every parsed call has arguments that satisfy its tool's schema.
 #[test]
-fn every_call_that_is_read_fits_its_tool() {
+fn parsed_calls_fit_the_schemas_of_their_tools() {
     let rounds: u32 = std::env::var("KVASIR_WORKLOADS").map_or(12, |rounds| rounds.parse().unwrap());
     let mut random = Random::new(3);
     for name in ToolDialect::names() {
@@ -155,14 +157,14 @@ fn every_call_that_is_read_fits_its_tool() {
         // Markers are text in one model and control tokens in another.
         let marks: Vec<&str> = dialect.marks().into_iter().filter(|mark| mark.len() > 3).collect();
         let models = [long(&[]), long(&marks)];
-        let mut read_calls = 0;
+        let mut call_count = 0;
         for round in 0..rounds {
             let (tokenizer, vocabulary, control_tokens) = &models[round as usize / 2 % 2];
-            let tools = drawn_tools(dialect, &mut random);
+            let tools = random_tools(dialect, &mut random);
             let all: Vec<&Tool> = tools.iter().collect();
             let one_call = round % 4 == 3;
             let syntax = dialect.syntax(&all, !one_call);
-            let bits = bits(dialect, &syntax);
+            let fragments = fragments(dialect, &syntax);
             let grammars = vocabulary.compile_calls(syntax, control_tokens.clone(), &Arc::default());
             let grammars = Arc::new(grammars.unwrap_or_else(|why| panic!("{name}: {why}: {tools:?}")));
             let reasoning = match dialect {
@@ -177,31 +179,31 @@ fn every_call_that_is_read_fits_its_tool() {
                 behind_last: BehindLast::End,
             };
             let calls = Some((dialect, tools.to_vec().into()));
-            let reading = ParseOptions {
+            let options = ParseOptions {
                 calls,
                 reasoning,
                 constrained: CallConstraint::FromMarker,
                 one_call,
                 ..ParseOptions::default()
             };
-            let writer = Writer {
+            let model = RandomModel {
                 tokenizer,
-                size: vocabulary.parts().0.tok_trie().vocab_size() as u32,
+                vocab_size: vocabulary.parts().0.tok_trie().vocab_size() as u32,
                 eos: EOS,
-                bits: &bits,
+                fragments: &fragments,
             };
             for _ in 0..4 {
                 let mut follower = follower(&grammars, beginning);
-                let (output, is_whole) = writer.write(&grammars, &mut follower, &mut random);
+                let (output, is_complete) = model.generate(&grammars, &mut follower, &mut random);
                 let text = tokenizer.decode(&output, false).unwrap();
-                let mut calls = read(&reading, &text);
-                if !is_whole {
+                let mut calls = parsed_calls(&options, &text);
+                if !is_complete {
                     calls.pop();
                 }
-                read_calls += calls.len();
+                call_count += calls.len();
                 calls.iter().for_each(|call| check(name, &tools, call, &text));
             }
         }
-        assert!(read_calls >= 20, "{name}: only {read_calls} calls");
+        assert!(call_count >= 20, "{name}: only {call_count} calls");
     }
 }

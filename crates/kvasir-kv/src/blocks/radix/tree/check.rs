@@ -1,4 +1,4 @@
-//! Consistency check of a [`RadixTree`]: counts pins, children, tokens and free leaves anew.
+//! Consistency check of a [`RadixTree`]: recounts pins, children, tokens and free leaves.
 
 use crate::blocks::radix::tree::{NodeId, RadixTree, hash_page};
 use crate::contract::ids::BlockId;
@@ -6,8 +6,9 @@ use crate::contract::ids::BlockId;
 impl RadixTree {
     /// Consistency check of the whole tree. `held` counts the pins that belong to pages.
     pub fn check(&self, held: impl Fn(NodeId, &[BlockId]) -> u32) -> Result<(), String> {
-        let (mut evictable, mut protected, mut seen, mut leaves) = (0, 0, 0, 0);
-        let mut below = vec![(0u32, 0u32); self.nodes.len()];
+        let (mut evictable, mut protected, mut reachable, mut leaves) = (0, 0, 0, 0);
+        // Children and pinned children by node.
+        let mut counts = vec![(0u32, 0u32); self.nodes.len()];
         for (&(parent, edge), &child) in &self.edges {
             let node = &self.nodes[child as usize];
             let len = node.key.len();
@@ -15,15 +16,15 @@ impl RadixTree {
                 || node.edge != edge
                 || hash_page(&node.key[..self.page.min(len)]) != edge
             {
-                return Err(format!("node {child} is not what its parent {parent} says"));
+                return Err(format!("node {child} differs from its edge in parent {parent}"));
             }
             if len == 0 || !len.is_multiple_of(self.page) || node.pages.len() != len / self.page {
                 return Err(format!("node {child} has {len} tokens in {} pages", node.pages.len()));
             }
-            seen += 1;
-            let up = &mut below[parent as usize];
-            up.0 += 1;
-            up.1 += u32::from(node.pins > 0);
+            reachable += 1;
+            let (children, pinned) = &mut counts[parent as usize];
+            *children += 1;
+            *pinned += u32::from(node.pins > 0);
             match node.pins {
                 0 => evictable += len as u32,
                 _ => protected += len as u32,
@@ -40,13 +41,13 @@ impl RadixTree {
                 "evictable and protected are {evictable} and {protected}, counted {counted:?}"
             ));
         }
-        if seen != self.nodes() || leaves != self.leaves.len() {
-            return Err(format!("{seen} nodes hang together of {}, {leaves} free leaves", self.nodes()));
+        if reachable != self.nodes() || leaves != self.leaves.len() {
+            return Err(format!("{reachable} of {} nodes are reachable, {leaves} free leaves", self.nodes()));
         }
         let roots = self.roots.values().copied();
         for id in self.edges.values().copied().chain(roots) {
             let node = &self.nodes[id as usize];
-            let (children, pinned) = below[id as usize];
+            let (children, pinned) = counts[id as usize];
             if children != node.children || node.pins != pinned + held(id, &node.pages) {
                 return Err(format!("node {id} counts {} children and {} pins", node.children, node.pins));
             }

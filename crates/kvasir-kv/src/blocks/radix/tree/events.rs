@@ -1,4 +1,5 @@
-//! KV events of a [`RadixTree`]: what is stored, and an inventory for a log that has overflowed.
+//! KV events of a [`RadixTree`]: records stored pages, and announces all pages after the log has
+//! overflowed.
 
 use crate::blocks::event_log::EventLog;
 use crate::blocks::radix::tree::{NONE, NodeId, RadixTree};
@@ -24,8 +25,8 @@ impl RadixTree {
     /// The block hash of a page of a node, if KV events are recorded. Linear in the node's pages.
     pub(crate) fn page_hash(&self, node: NodeId, page: BlockId) -> Option<u64> {
         let node = &self.nodes[node as usize];
-        let of_page = node.pages.iter().zip(&node.hashes).find(|(of, _)| **of == page);
-        of_page.map(|(_, &hash)| hash)
+        let found = node.pages.iter().zip(&node.hashes).find(|(other, _)| **other == page);
+        found.map(|(_, &hash)| hash)
     }
 
     /// Appends events that store all pages.
@@ -33,9 +34,9 @@ impl RadixTree {
         let mut children = HashMap::<NodeId, Vec<NodeId>>::new();
         self.edges.iter().for_each(|(&(parent, _), &child)| children.entry(parent).or_default().push(child));
         let mut log = EventLog::with_limit(usize::MAX);
-        let mut below: Vec<(NodeId, Option<u64>, u64)> =
+        let mut pending: Vec<(NodeId, Option<u64>, u64)> =
             self.roots.iter().map(|(&salt, &root)| (root, None, salt)).collect();
-        while let Some((at, mut parent, salt)) = below.pop() {
+        while let Some((at, mut parent, salt)) = pending.pop() {
             let node = &self.nodes[at as usize];
             log.begin_publication();
             for (&hash, page) in node.hashes.iter().zip(node.key.chunks_exact(self.page)) {
@@ -43,7 +44,7 @@ impl RadixTree {
                 parent = Some(hash);
             }
             let children = children.remove(&at).unwrap_or_default();
-            below.extend(children.into_iter().map(|child| (child, parent, salt)));
+            pending.extend(children.into_iter().map(|child| (child, parent, salt)));
         }
         log.take(into);
     }
@@ -58,10 +59,11 @@ impl RadixTree {
     /// Records the pages of a new leaf under `parent`; returns their hashes.
     pub(super) fn log_stored(&mut self, parent: NodeId, tokens: &[Token]) -> Vec<u64> {
         let Some(log) = &mut self.log else { return Vec::new() };
-        let above = &self.nodes[parent as usize];
-        let salt = if above.parent == NONE { above.edge } else { 0 };
+        let node = &self.nodes[parent as usize];
+        // Only events of a root's children carry the salt.
+        let salt = if node.parent == NONE { node.edge } else { 0 };
         let mut hashes = Vec::with_capacity(tokens.len() / self.page);
-        log.stored_all(above.hashes.last().copied(), salt, tokens, self.page, &mut hashes);
+        log.stored_all(node.hashes.last().copied(), salt, tokens, self.page, &mut hashes);
         hashes
     }
 }

@@ -1,4 +1,4 @@
-//! Runs invocations of the command line, each in a folder of its own, and compares what they did.
+//! Runs invocations of the command line, each in a folder of its own, and compares their outcomes.
 
 use super::{BASES, REPEATING, ROWS};
 use kvasir_testkit::paths;
@@ -20,30 +20,31 @@ const VOLATILE: [&str; 5] = ["timings", "id", "created", "bound", "seconds"];
 /// Keys of benchmark reports that hold no measured number.
 const EXACT: [&str; 3] = ["setup", "prompt_tokens", "output_tokens"];
 
-/// What an invocation did, without what differs between equal runs.
+/// Observable results of an invocation, without values that differ between equal runs.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Outcome {
     code: Option<i32>,
     stdout: Json,
     stderr: String,
-    /// Names and sizes of the files that it left.
+    /// Names and sizes of the output files.
     files: Vec<(String, u64)>,
 }
 
-/// Keeps the structure and the configuration of a report, and of benchmarks no measured number.
-fn comparable(json: Json, measures: bool) -> Json {
+/// Removes volatile keys from a report. Of a benchmark (`is_measured`), also sets measured numbers
+/// to 0.
+fn comparable(json: Json, is_measured: bool) -> Json {
     match json {
         Json::Object(fields) => {
             let kept = fields.into_iter().filter(|(key, _)| !VOLATILE.contains(&key.as_str()));
             let one = |(key, value): (String, Json)| {
-                let measures = measures && !EXACT.contains(&key.as_str());
-                let value = comparable(value, measures);
+                let is_measured = is_measured && !EXACT.contains(&key.as_str());
+                let value = comparable(value, is_measured);
                 (key, value)
             };
             Json::Object(kept.map(one).collect())
         }
-        Json::Array(items) => items.into_iter().map(|item| comparable(item, measures)).collect(),
-        Json::Number(_) | Json::Null if measures => json!(0),
+        Json::Array(items) => items.into_iter().map(|item| comparable(item, is_measured)).collect(),
+        Json::Number(_) | Json::Null if is_measured => json!(0),
         other => other,
     }
 }
@@ -85,7 +86,7 @@ const SPECIAL: &str = r#"{"version": "1.0", "added_tokens": [{"id": 0, "content"
     "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
     "model": {"type": "WordLevel", "vocab": {"<s>": 0, "a": 1, "?": 2}, "unk_token": "?"}}"#;
 
-/// Files that every invocation finds in its folder.
+/// Input files in the folder of every invocation.
 const FILES: [(&str, &str); 7] = [
     ("text.txt", "Ask and it is given. Ask again, and it is given again. Ask and it is given. Ask again."),
     ("board.toml", "bandwidth = 2e11\nmemory = 16e9\n[arithmetic]\nbf16 = 2e13\n"),
@@ -96,27 +97,29 @@ const FILES: [(&str, &str); 7] = [
     ("special.json", SPECIAL),
 ];
 
-/// All invocations of a test, and the server that some of them use.
-pub(crate) struct Walk {
+/// Runs the invocations of a test, and the server that some of them use.
+pub(crate) struct Invocations {
     server: Server,
     folder: PathBuf,
     runs: AtomicUsize,
-    done: Mutex<HashMap<String, Arc<OnceLock<Outcome>>>>,
+    /// Outcomes by command line.
+    outcomes: Mutex<HashMap<String, Arc<OnceLock<Outcome>>>>,
 }
 
-impl Walk {
+impl Invocations {
     pub(crate) fn new(folder: &str) -> Self {
         let folder = paths::scratch(env!("CARGO_TARGET_TMPDIR"), folder);
-        Self { server: Server::start(), folder, runs: AtomicUsize::new(0), done: Mutex::default() }
+        Self { server: Server::start(), folder, runs: AtomicUsize::new(0), outcomes: Mutex::default() }
     }
 
-    /// Runs an invocation, once for equal ones, in a folder of its own.
+    /// The outcome of an invocation; equal ones run once.
     fn outcome(&self, line: &str) -> Arc<OnceLock<Outcome>> {
-        let cell = Arc::clone(self.done.lock().unwrap().entry(line.to_owned()).or_default());
+        let cell = Arc::clone(self.outcomes.lock().unwrap().entry(line.to_owned()).or_default());
         cell.get_or_init(|| self.run(line));
         cell
     }
 
+    /// Runs an invocation in a new folder, for at most 60 seconds.
     pub(crate) fn run(&self, line: &str) -> Outcome {
         let folder = self.folder.join(self.runs.fetch_add(1, Ordering::Relaxed).to_string());
         fs::create_dir(&folder).unwrap();
@@ -162,12 +165,12 @@ impl Walk {
         let read = |name: &str| fs::read_to_string(folder.join(name)).unwrap();
         let (mut stdout, stderr) = (read("1"), read("2"));
         if line.starts_with("doctor") {
-            // Free memory and the like.
+            // Digits depend on the machine, for example on its free memory.
             stdout = stdout.chars().map(|c| if c.is_ascii_digit() { '1' } else { c }).collect();
         }
-        let measures = line.starts_with("bench") && !line.contains("fidelity");
+        let is_measured = line.starts_with("bench") && !line.contains("fidelity");
         let stdout = match serde_json::from_str(&stdout) {
-            Ok(json) => comparable(json, measures),
+            Ok(json) => comparable(json, is_measured),
             Err(_) => stdout.into(),
         };
         let stderr = stderr.lines().filter(|line| !line.starts_with("simulated in")).collect();
@@ -180,40 +183,40 @@ impl Walk {
         Outcome { code, stdout, stderr, files }
     }
 
-    /// Why the option is not observed as its row says.
-    pub(crate) fn check(&self, command: &str, option: &str) -> Result<(), String> {
+    /// Checks that the option has the effect that its row states; returns why not.
+    pub(crate) fn check_option(&self, command: &str, option: &str) -> Result<(), String> {
         let flag = format!("--{option}");
         let hyphenated = command.replace(' ', "-");
         let row = ROWS.iter().find(|(commands, name, _)| {
             commands.split(' ').any(|one| one == hyphenated) && (*name == option || *name == "*")
         });
-        let Some((_, _, how)) = row else { return Err("has no row".into()) };
-        if let Some(file) = how.strip_prefix('@') {
-            return tested(file.trim(), &flag);
+        let Some((_, _, effect)) = row else { return Err("has no row".into()) };
+        if let Some(file) = effect.strip_prefix('@') {
+            return check_tested(file.trim(), &flag);
         }
         let base = BASES.iter().find(|(name, _)| *name == command).map(|(_, base)| *base);
         let base = base.ok_or("its command has no base")?;
-        let (before, after, named) = if let Some((a, b)) = how.split_once("||") {
+        let (before, after, expected_name) = if let Some((a, b)) = effect.split_once("||") {
             let whole = |part: &str| match part.trim().strip_prefix("--") {
                 Some(_) => format!("{base} {}", part.trim()),
                 None => part.trim().to_owned(),
             };
             (Some(whole(a)), whole(b), flag)
         } else {
-            let (beside, args) = how.split_once('|').ok_or("its row has no |")?;
-            let (beside, named) = match beside.trim().strip_prefix('?') {
+            let (beside, args) = effect.split_once('|').ok_or("its row has no |")?;
+            let (beside, expected_name) = match beside.trim().strip_prefix('?') {
                 Some(text) => ("", text.trim().to_owned()),
                 None => (beside.trim(), flag),
             };
             let before = format!("{base} {beside}");
             let after = format!("{before} {}", args.trim());
-            // A server that starts does not end.
-            ((command != "serve").then_some(before), after, named)
+            // A server that starts does not exit, so only refusals of `serve` are observed.
+            ((command != "serve").then_some(before), after, expected_name)
         };
         let after_outcome = self.outcome(&after);
         let outcome = after_outcome.get().unwrap();
-        if outcome.code == Some(2) && !outcome.stderr.contains(&named) {
-            return Err(format!("`{after}` is refused without {named}: {}", outcome.stderr));
+        if outcome.code == Some(2) && !outcome.stderr.contains(&expected_name) {
+            return Err(format!("`{after}` is refused without {expected_name}: {}", outcome.stderr));
         }
         match before {
             None if outcome.code != Some(2) && outcome.code != Some(1) => Err(format!("`{after}` runs")),
@@ -226,17 +229,17 @@ impl Walk {
     }
 }
 
-/// Whether a test file gives the option; without a name, any of those of the server.
-fn tested(file: &str, flag: &str) -> Result<(), String> {
+/// Checks that a test file passes the option `flag`; without a name, any test of `serve` may do so.
+fn check_tested(file: &str, flag: &str) -> Result<(), String> {
     let tests = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests"));
     let files = match file {
         "" => fs::read_dir(tests.join("serve")).unwrap().map(|entry| entry.unwrap().path()).collect(),
         file => vec![tests.join(file)],
     };
     let quoted = [format!("\"{flag}\""), format!("{flag} "), format!("{flag}=")];
-    let gives = |path: &PathBuf| {
+    let passes = |path: &PathBuf| {
         let text = fs::read_to_string(path).unwrap_or_default();
         quoted.iter().any(|quoted| text.contains(quoted))
     };
-    if files.iter().any(gives) { Ok(()) } else { Err(format!("no test in {file:?} gives {flag}")) }
+    if files.iter().any(passes) { Ok(()) } else { Err(format!("no test in {file:?} passes {flag}")) }
 }

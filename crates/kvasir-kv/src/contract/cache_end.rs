@@ -1,4 +1,4 @@
-//! `ShortHit`: why a prefix-cache hit ends before the last whole block of the prompt.
+//! `CacheEnd`: why a prefix-cache hit ends before the last whole block of the prompt.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 /// The reason of a short prefix-cache hit, one that ends before the last whole block of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ShortHit {
+pub enum CacheEnd {
     /// The K/V of more tokens is cached, but no checkpoint of the recurrent states at a later
     /// length was stored.
     NoCheckpoint,
@@ -23,7 +23,7 @@ pub enum ShortHit {
     NeverComputed,
 }
 
-impl ShortHit {
+impl CacheEnd {
     /// All reasons, in the order of their discriminants.
     pub const ALL: [Self; 5] =
         [Self::NoCheckpoint, Self::WindowReleased, Self::Evicted, Self::OtherKey, Self::NeverComputed];
@@ -40,7 +40,7 @@ impl ShortHit {
     }
 }
 
-impl fmt::Display for ShortHit {
+impl fmt::Display for CacheEnd {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.label().replace('_', " "))
     }
