@@ -229,13 +229,14 @@ fn content_hash(parent: u64, tokens: &[Token]) -> u64 {
         token(at) | token(at + 1) << 32
     };
     // Two independent chains of products, for instruction-level parallelism.
-    let mut chains = [parent ^ KEYS[0], tokens.len() as u64 ^ KEYS[1]];
+    let mut chains = [parent ^ KEYS[0], KEYS[1]];
     for tokens in tokens.chunks(8) {
         for (chain, at) in chains.iter_mut().zip([0, 4]) {
             *chain = wymix(*chain ^ pair(tokens, at), pair(tokens, at + 2) ^ KEYS[2]);
         }
     }
-    wymix(chains[0] ^ KEYS[1], chains[1] ^ KEYS[3]).max(UNPUBLISHED + 1)
+    // The length distinguishes blocks that end in different numbers of zeros.
+    wymix(chains[0] ^ KEYS[1], chains[1] ^ KEYS[3] ^ tokens.len() as u64).max(UNPUBLISHED + 1)
 }
 
 /// Hash of a content hash and a salt; the content hash itself if the salt is 0.
