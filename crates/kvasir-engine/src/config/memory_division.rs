@@ -43,9 +43,10 @@ const MIN_CHECKPOINTS: u64 = 4;
 const CHECKPOINT_DIVISOR: u64 = 8;
 /// Maximum sequence length for which step 2 counts K/V.
 const TYPICAL_TOKENS: u32 = 8192;
-/// Bounds of the default checkpoint interval.
+/// Bounds of the default checkpoint interval. Storing a checkpoint takes little time, and those
+/// that are rarely used are evicted first, so the interval stays short even for large states.
 const MIN_INTERVAL: u64 = 256;
-const MAX_INTERVAL: u64 = 4096;
+const MAX_INTERVAL: u64 = 512;
 
 /// The pools of an engine's cache, with sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -428,8 +429,8 @@ impl Divider<'_> {
     }
 }
 
-/// The interval in tokens at which regular checkpoints take about as much memory as K and V: a
-/// power of two.
+/// The interval in tokens at which regular checkpoints take about as much memory as K and V, within
+/// its bounds: a power of two.
 fn default_interval(state_bytes: u64, slot_bytes: u64) -> u32 {
     let tokens = state_bytes.div_ceil(slot_bytes.max(1)).clamp(MIN_INTERVAL, MAX_INTERVAL);
     tokens.next_power_of_two() as u32

@@ -151,12 +151,12 @@ fn states_are_divided_for_typical_sequences() {
     let division = divided(&facts, &whole());
     let parts = division.states.unwrap();
     // 125 MB for checkpoints; then 8,192 slots and a state with a tail of four rows per sequence.
-    let config = StateConfig { live: 94, checkpoints: 125, tail_rows: 4, interval: 1024 };
+    let config = StateConfig { live: 94, checkpoints: 125, tail_rows: 4, interval: 512 };
     assert_eq!((parts.config, parts.checkpoint_bytes()), (config, 125_000_000));
     assert_eq!(parts.live_bytes(), 94 * (STATE + 4 * TAIL_ROW));
     assert_eq!(u64::from(division.slots), (875_000_000 - parts.live_bytes()) / SLOT);
     let text = "777240 slots of K/V in 777.2 MB; 94 live states in 97.8 MB, 125 checkpoints in 125.0 MB at \
-                intervals of 1024 tokens";
+                intervals of 512 tokens";
     assert_eq!(division.to_string(), text);
 
     assert_eq!(states(&facts, &EngineConfig { max_num_seqs: Some(7), ..whole() }).live, 7);
@@ -275,7 +275,7 @@ fn less_than_one_sequence_is_refused_with_its_numbers() {
 fn interval_follows_the_size_of_a_state() {
     let of = |state, slot| default_interval(state, slot);
     assert_eq!([of(1, 1000), of(256_000, 1000), of(257_000, 1000)], [256, 256, 512]);
-    assert_eq!([of(2_000_000, 1000), of(2_048_001, 1000), of(u64::MAX, 1)], [2048, 4096, 4096]);
+    assert_eq!([of(512_000, 1000), of(2_000_000, 1000), of(u64::MAX, 1)], [512, 512, 512]);
 }
 
 #[test]
